@@ -27,7 +27,7 @@ NOT_PATHS = {
             "gateway_secret",
             "on_disconnect",
         ),
-        *("node_groups", "app", "command", "endpoint", "config", "env", "api_spec", "working_copies"),
+        *("node_groups", "app", "command", "endpoint", "protobuf_path", "config", "env", "api_spec", "working_copies"),
     },
     "Setup": {"model_packages", "project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},

@@ -16,6 +16,8 @@ from cortex.operator.deploy.diagnose import diagnose
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CORPUS = FIXTURES / "mistakes"
 FOLDERS = sorted(path.name for path in CORPUS.iterdir() if path.is_dir())
+#: Those whose check runs protoc are slower.
+_MARKED = [pytest.param(name, marks=pytest.mark.processes) if name.startswith("grpc-") else name for name in FOLDERS]
 
 
 def test_the_corpus_is_large_enough() -> None:
@@ -24,7 +26,7 @@ def test_the_corpus_is_large_enough() -> None:
     assert sum(name.startswith("models-") for name in FOLDERS) >= 25
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", _MARKED)
 def test_reports_a_mistake_with_line_message_and_fix(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         diagnose(copy_project(name, tmp_path / name) / "cortex.yaml", "cortex.yaml")

@@ -54,6 +54,7 @@ def test_defaults_match_the_documentation() -> None:
             "command": None,
             "strip_prefix": True,
             "start_timeout_s": 600.0,
+            "protobuf_path": None,
             "python_path": None,
             "config": {},
             "env": {},

@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from cortex.predictor.interface import ASYNC, BATCH, GENERATIONS, UNAVAILABLE_ARGUMENTS
+from cortex.predictor.interface import ASYNC, BATCH, GENERATIONS, PROTO_MODULES, for_grpc
 
 ROWS = pytest.mark.parametrize(
     "generation", GENERATIONS.values(), ids=lambda row: f"{row.kind}-{row.key}-{row.type}-{row.client}"
@@ -57,7 +57,7 @@ def test_a_handler_of_requests_serves_other_kinds_with_handle_post():
 def test_what_is_required_is_available():
     for generation in GENERATIONS.values():
         required = generation.constructor_signature.required + generation.method_signature.required
-        assert not set(required) & set(UNAVAILABLE_ARGUMENTS)
+        assert not set(required) & set(PROTO_MODULES)
 
 
 def test_handlers_answer_the_five_verbs():
@@ -68,3 +68,14 @@ def test_handlers_answer_the_five_verbs():
         "handle_patch": "PATCH",
         "handle_delete": "DELETE",
     }
+
+
+def test_a_grpc_api_has_a_method_for_each_rpc_and_gets_the_generated_module():
+    row = for_grpc(GENERATIONS["RealtimeAPI", "handler", "python", False], ["Predict", "Info"])
+    assert row.methods == {"Predict": "Predict", "Info": "Info"}
+    assert set(PROTO_MODULES) <= set(row.constructor_signature.optional)
+    assert not set(PROTO_MODULES) & set(row.constructor_signature.refused)
+    assert row.method_signature.allowed == ("payload", "context")
+    older = for_grpc(GENERATIONS["RealtimeAPI", "predictor", "onnx", True], ["Predict"])
+    assert older.methods == {"predict": "Predict"}
+    assert older.constructor_signature.required == ("onnx_client", "config")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cortex.config.conversion import Draft
 from cortex.config.document import Node
@@ -30,10 +30,10 @@ def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
         names[name] = result
         if "networking.endpoint" in result.invalid_fields:
             continue
-        if endpoint in endpoints:
-            other = endpoints[endpoint]
+        other = endpoints.get(endpoint)
+        if other is not None and not _is_split([each.api for each in checked], endpoint, (result.api, other.api)):
             message = f"{quote(endpoint)} is the endpoint of {quote(other.api.name)} (on line {_line(other, 'name')})"
-            problems += _endpoint_clash(result, message, "choose another endpoint")
+            problems += _endpoint_clash(result, message, _clash_fix(result.api, "choose another endpoint"))
         endpoints.setdefault(endpoint, result)
     return problems
 
@@ -59,17 +59,41 @@ def clashes_with_deployed(
             node = _kind_or_item(result.draft)
             fix = f'run "cortex delete {before.name}" and deploy again'
             problems.append(result.draft.document.at_value(node, message, fix))
+        known = [*staying, *(each.api for each in checked)]
+        if owner is not None and _is_split(known, owner.networking.endpoint, (result.api, owner)):
+            continue
         if owner is not None and "networking.endpoint" not in result.invalid_fields:
             message = f"{quote(owner.networking.endpoint)} is the endpoint of {quote(owner.name)}, which is deployed"
             fix = f'choose another endpoint, or run "cortex delete {owner.name}"'
-            problems += _endpoint_clash(result, message, fix)
+            problems += _endpoint_clash(result, message, _clash_fix(result.api, fix))
     return problems
+
+
+def _clash_fix(api: Api, otherwise: str) -> str:
+    if not api.is_grpc:
+        return otherwise
+    return "add a TrafficSplitter of both with this endpoint, or change the package in the definition"
+
+
+def _is_split(apis: Iterable[Api], endpoint: str, sharing: Iterable[Api]) -> bool:
+    """Return whether a splitter has the path of the gRPC service that these APIs share, and divides its calls."""
+    return any(
+        splitter.kind is ApiKind.SPLITTER
+        and splitter.networking.endpoint == endpoint
+        and all(api is splitter or (api.is_grpc and _is_target(api.name, splitter)) for api in sharing)
+        for splitter in apis
+    )
+
+
+def _is_target(name: str, splitter: Api) -> bool:
+    return any(traffic.name == name for traffic in splitter.apis or ())
 
 
 def splitter_problems(checked: Sequence[CheckedApi], deployed: Sequence[Api] | None) -> list[Diagnostic]:
     """Report invalid targets of splitters; if `deployed` is None, only those within the file."""
-    kinds = {api.name: api.kind for api in deployed or ()}
-    kinds |= {result.api.name: result.api.kind for result in checked if "name" not in result.invalid_fields}
+    apis = {api.name: api for api in deployed or ()}
+    apis |= {result.api.name: result.api for result in checked if "name" not in result.invalid_fields}
+    kinds = {name: api.kind for name, api in apis.items()}
     # An API with an invalid name may be the intended target.
     is_all_known = deployed is not None and not any("name" in result.invalid_fields for result in checked)
     problems: list[Diagnostic] = []
@@ -78,7 +102,32 @@ def splitter_problems(checked: Sequence[CheckedApi], deployed: Sequence[Api] | N
             if wrong := _target_problem(traffic, kinds, is_all_known):
                 found = result.point_at(Violation((f"apis.{index}.name",), *wrong))
                 problems += [found] if found else []
+        if result.api.kind is ApiKind.SPLITTER:
+            problems += _grpc_problems(result, apis)
     return problems
+
+
+def _grpc_problems(result: CheckedApi, apis: Mapping[str, Api]) -> list[Diagnostic]:
+    """Report what a splitter of gRPC APIs can't do: all of them serve its path, and calls are not copied."""
+    splitter = result.api
+    services = {traffic.name: apis[traffic.name] for traffic in splitter.apis or () if traffic.name in apis}
+    if not any(api.is_grpc for api in services.values()):
+        return []
+    violations = []
+    endpoint = next(api.networking.endpoint for api in services.values() if api.is_grpc)
+    for index, traffic in enumerate(splitter.apis or ()):
+        api = services.get(traffic.name)
+        if api is not None and (not api.is_grpc or api.networking.endpoint != endpoint):
+            what = f"has the service {api.networking.endpoint[1:]}" if api.is_grpc else "does not serve gRPC"
+            message = f"{quote(traffic.name)} {what}, but others serve {endpoint[1:]}"
+            violations.append(Violation((f"apis.{index}.name",), message, "use APIs with the same service"))
+        if traffic.shadow:
+            message = "gRPC calls can't be copied to a shadow"
+            violations.append(Violation((f"apis.{index}.shadow",), message, "remove it"))
+    if splitter.networking.endpoint != endpoint:
+        message = f"its APIs serve gRPC at {quote(endpoint)}"
+        violations.append(Violation(("networking.endpoint", "name"), message, f'write "endpoint: {endpoint}"'))
+    return [found for violation in violations if (found := result.point_at(violation))]
 
 
 def _target_problem(traffic: Traffic, kinds: Mapping[str, ApiKind], is_all_known: bool) -> tuple[str, str] | None:

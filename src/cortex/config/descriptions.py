@@ -40,6 +40,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "handler.start_timeout": (
             "only with `type: command`: the longest time until the server is ready; then it is ended and started again"
         ),
+        "handler.protobuf_path": (
+            "the definition of a gRPC service, a `.proto` file of the project; the class then has a method for each rpc"
+        ),
         "handler.python_path": "a folder to add to the Python path, in addition to the project's",
         "handler.config": "passed to `__init__` as `config` (to module functions as `metadata`)",
         "handler.env": "environment variables",

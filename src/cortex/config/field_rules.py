@@ -44,6 +44,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _batching_violations(api)
     yield from _application_violations(api)
     yield from _command_violations(api)
+    yield from _grpc_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
     if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
@@ -342,6 +343,26 @@ def _command_violations(api: Api) -> Iterator[Violation]:
         message = f"cannot be used with type {COMMAND}: the server has threads of its own"
         fix = 'remove it; "autoscaling.max_replica_concurrency" limits concurrent requests'
         yield Violation(("handler.threads_per_process", "handler.type"), message, fix)
+
+
+def _grpc_violations(api: Api) -> Iterator[Violation]:
+    """Check the fields that APIs with a `.proto` file do not support."""
+    handler = api.handler
+    if not api.is_grpc:
+        return
+    field = "handler.protobuf_path"
+    if handler.path is None or handler.type in (*APPLICATION_TYPES, ANY_MODEL):
+        message = f"cannot be used with type {handler.type}" + ("" if handler.path else " and without code")
+        yield Violation((field, "handler.type"), message, f'write a class, with "type: {PYTHON}" and "path"')
+    unsupported = (
+        (_BATCHING, handler.server_side_batching, "remove one of them"),
+        ("tracker", api.tracker, "remove it: the messages of a service are not inspected"),
+        ("readiness", api.readiness, "remove it, and call the model once in __init__"),
+        ("networking.cors", api.networking.cors, "remove it: pages of browsers cannot call gRPC"),
+    )
+    for other, value, fix in unsupported:
+        if value is not None:
+            yield Violation((other, field), "cannot be used together with protobuf_path", fix)
 
 
 def _splitter_violations(api: Api) -> Iterator[Violation]:

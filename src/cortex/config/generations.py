@@ -22,7 +22,6 @@ NOT_YET = "not yet"  #: rejected with the reason in `NOT_YET_KEYS`
 NOT_YET_KEYS = MappingProxyType(
     {
         "pod": ("containers", "write a Python handler"),
-        "protobuf_path": ("gRPC", "answer JSON over HTTP"),
     }
 )
 #: Sections that may be written as a single value → the field that it sets.
@@ -256,7 +255,7 @@ PREDICTOR = _generation(
     _models("predictor.multi_model_reloading"),
     _models("predictor.models"),
     _batching("predictor.server_side_batching"),
-    _rows("predictor", "protobuf_path", NOT_YET),
+    _rows("predictor", "protobuf_path", "handler"),
     _MONITORING,
     {"networking.endpoint": "networking.endpoint"},
     _rows("networking", "local_port api_gateway", IGNORED),
@@ -281,7 +280,7 @@ HANDLER = _generation(
     _models("handler.multi_model_reloading"),
     _models("handler.models"),
     _batching("handler.server_side_batching"),
-    _rows("handler", "protobuf_path", NOT_YET),
+    _rows("handler", "protobuf_path"),
     _TRACKER,
     {"networking.endpoint": "networking.endpoint", "pod": NOT_YET},
     _COMPUTE,

@@ -42,6 +42,8 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
         if field in named and not project.contains(file):
             yield Violation((field,), *_absent(file, project))
     yield from _program_violations(api, project)
+    if (definition := api.handler.protobuf_path) is not None and not project.contains(definition):
+        yield Violation(("handler.protobuf_path",), *_absent(definition, project, (".proto",)))
     yield from _model_file_violations(api, project)
     yield from _sample_violations(api, project)
 

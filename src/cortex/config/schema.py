@@ -336,11 +336,19 @@ def _command(value: object) -> list[object]:
     return a_list(value)
 
 
+@accepts(type="string", pattern=r"^(?![/~-])(?!(.*/)?\.\.(/|$)).+\.proto$")
+def _protobuf_path(value: object) -> str:
+    path = _project_path(value)
+    if not path.endswith(".proto") or path.startswith("-"):
+        raise problem(f'{quote(path)} must end with ".proto"', "write the path of the definition of the service")
+    return path
+
+
 class Handler(ConfigModel):
     """The user's code: its location, its interface and its arguments."""
 
     null_means_default = frozenset(
-        {"app", "command", "config", "env", "server_side_batching", "start_timeout_s", "strip_prefix"}
+        {"app", "command", "config", "env", "protobuf_path", "server_side_batching", "start_timeout_s", "strip_prefix"}
     )
 
     interface: Interface
@@ -352,6 +360,7 @@ class Handler(ConfigModel):
     command: Annotated[list[Text], BeforeValidator(_command)] | None = None
     strip_prefix: Annotated[bool, BeforeValidator(true_or_false)] = True  #: the command's server gets paths without it
     start_timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = START_S  #: until that server is ready
+    protobuf_path: Annotated[str, BeforeValidator(_protobuf_path)] | None = None  #: its service answers over gRPC
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
     config: Annotated[dict[str, Any], BeforeValidator(a_map)] = {}
     env: Annotated[dict[EnvName, EnvValue], BeforeValidator(a_map)] = {}
@@ -601,6 +610,11 @@ class Api(ConfigModel):
     def readiness_sample(self) -> str | None:
         """The file of the project that has the sample request of `readiness`."""
         return None if self.runs_command else self.readiness
+
+    @property
+    def is_grpc(self) -> bool:
+        """True if clients call the API over gRPC."""
+        return self.handler.protobuf_path is not None
 
     @property
     def concurrency(self) -> int:

@@ -22,6 +22,7 @@ from cortex.config.document import Document, parse
 from cortex.config.field_rules import field_violations
 from cortex.config.generations import TASK
 from cortex.config.project_rules import project_violations
+from cortex.config.protobuf_rules import read_service, with_endpoint
 from cortex.config.schema import Api
 from cortex.config.values import NULL
 from cortex.config.violations import CheckedApi, Violation
@@ -98,11 +99,15 @@ def check_file(
     checked: list[CheckedApi] = []
     for draft in conversion.drafts:
         result, draft_problems = _check(draft)
+        service, protobuf_problems, protobuf_violations = read_service(result.api, project)
+        if service is not None:
+            result = result.with_api(with_endpoint(result, service))
         checked.append(result)
-        problems += draft_problems
+        problems += [*draft_problems, *protobuf_problems]
         violations = [
             *field_violations(result.api),
             *project_violations(result.api, project, frozenset(draft.fields)),
+            *protobuf_violations,
         ]
         problems += [found for violation in violations if (found := result.point_at(violation))]
     problems += clashes_between(checked)

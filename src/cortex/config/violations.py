@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cortex.config.api_spec import complete
 from cortex.config.conversion import Draft
 from cortex.config.schema import Api
 from cortex.errors import Diagnostic
@@ -42,6 +43,7 @@ _FIELDS_UNRELATED_TO_CODE = frozenset(
         "handler.threads_per_process",
         "handler.server_side_batching",
         "handler.log_level",
+        "handler.protobuf_path",
     }
 )
 
@@ -61,6 +63,12 @@ class CheckedApi:
         return not any(
             field.startswith("handler") and not f"{field}.".startswith(unrelated) for field in self.invalid_fields
         )
+
+    def with_api(self, api: Api) -> CheckedApi:
+        """Return a copy with the API in a form that depends on the project."""
+        if api.as_written is not None:
+            api = api.model_copy(update={"as_written": complete(self.draft, api)})
+        return replace(self, api=api)
 
     def point_at(self, violation: Violation) -> Diagnostic | None:
         """Return the diagnostic of a violation; None if one of its fields is already invalid."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared, prepare_setup, setup_of
+from cortex.errors import InputError
 from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.operator.replicas.replica_specs import replica_spec
@@ -93,6 +94,8 @@ def spec_for_this_process(project: LocalProject, api: Api, home: Home, environ: 
 
 
 def _target(project: LocalProject, api: Api) -> Target:
+    if api.is_grpc:
+        raise InputError(f"{api.name} serves gRPC, which needs the gateway: run it with cortex deploy")
     return Target(LOCAL_REVISION, api, project.folder.name)
 
 

@@ -26,7 +26,7 @@ from cortex.gateway.maps import (
     UNAVAILABLE_MAP,
     backend_name,
 )
-from cortex.gateway.protocols import RULES, Protocol, json_error
+from cortex.gateway.protocols import GRPC_RESPONSES, GRPC_STATUSES, RULES, Protocol, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
 #: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
@@ -61,6 +61,9 @@ _TCP_CHECK = "check inter 1s fastinter 500ms fall 2 rise 1 observe layer4 error-
 _TCP_CONNECT_TIMEOUT_MS = 1000
 #: Replicas over TCP: a longer URL would not fit into the head that a supervisor reads before it admits a connection.
 _TCP_URL_MAX_BYTES = 64 * 1024
+
+#: Requests to the services that every gRPC API has: health checks and reflection.
+IS_GRPC_TOOL = "{ path_beg /grpc.health.v1. /grpc.reflection.v1 }"
 
 _KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
 _KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
@@ -307,7 +310,7 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     cookie = (
         f"  cookie cortex-{backend.api} insert indirect nocache httponly attr SameSite=Lax\n" if backend.sticky else ""
     )
-    rules = RULES[backend.protocol]
+    rules, is_grpc = RULES[backend.protocol], backend.protocol is Protocol.GRPC
     if rules.forwards_client:
         late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
     body = "".join(
@@ -337,8 +340,9 @@ if {{ req.body_size gt {backend.max_body_bytes} }}
   http-after-response allow if {{ status lt 400 }}
   http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
   http-after-response del-header retry-after if {late}
+{f"  http-after-response set-header grpc-status {GRPC_STATUSES[504]} if {late}{chr(10)}" if is_grpc else ""}\
   http-after-response set-status 504 reason 'Gateway Timeout' if {late}
-{final_status(backend)}"""
+{final_status(backend)}{GRPC_RESPONSES if is_grpc else ""}"""
 
 
 def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
@@ -349,6 +353,8 @@ def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
     # A probe must neither wait nor start a replica.
     probe = f'content-type application/json lf-string \'{{"ready":false,"error":"no replica is ready: {reason}"}}\''
     is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
+    if backend.protocol is Protocol.GRPC:
+        probe, is_probe = _error(backend, 503, f"no replica is ready: {reason}"), IS_GRPC_TOOL
     return f"""\
   http-request return status 503 {probe} hdr Retry-After 1 if {{ nbsrv eq 0 }} {is_probe}
   # Second pass: wait here.

@@ -66,6 +66,7 @@ from cortex.gateway.access_log import frontend_log
 from cortex.gateway.addresses import is_address, is_path
 from cortex.gateway.backends import (
     INSIDE_FRONTEND,
+    IS_GRPC_TOOL,
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
     GatewaySockets,
@@ -82,6 +83,7 @@ from cortex.gateway.maps import (
     BACKEND_PREFIX,
     DRAINING_BACKEND,
     DRAINING_SERVER,
+    GRPC_MAP,
     HEALTH_BACKEND,
     INFO_MAP,
     JOBS_MAP,
@@ -95,14 +97,17 @@ from cortex.gateway.maps import (
     V2_BACKEND,
     V2_PATH,
     Maps,
+    backend_name,
     cors_by_key,
     fixed_maps,
+    grpc_backends,
+    grpc_service,
     keys_map,
     live_maps,
     map_text,
     v2_names,
 )
-from cortex.gateway.protocols import RULES, json_error
+from cortex.gateway.protocols import GRPC_RESPONSES, RULES, SET_GRPC, grpc_error, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.payloads.inference_protocol import EXTENSIONS
 
@@ -120,8 +125,10 @@ BUFFER_BYTES = 1024 * 1024 + 64 * 1024
 #: Buffers kept for reuse. Without room for a dozen, each request maps and unmaps its own: twice the CPU time.
 BUFFER_CACHE_BYTES = 16 * 1024 * 1024
 HEADERS_MAX_BYTES = 64 * 1024
+#: Requests that a client may have open on one connection of HTTP/2.
+STREAMS = 1000
 
-_TLS = f" ssl crt {CERTIFICATE_FILE} ssl-min-ver TLSv1.2 alpn http/1.1"
+_TLS = f" ssl crt {CERTIFICATE_FILE} ssl-min-ver TLSv1.2 alpn"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _ENDPOINT = re.compile(r"/[!-~]{0,1000}")
@@ -263,6 +270,7 @@ global
   noreuseport
   tune.bufsize {BUFFER_BYTES}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
+  tune.h2.fe.max-concurrent-streams {STREAMS}
   lua-load {LUA_FILE}
   stats timeout 24d
   stats socket '{sockets.stats}' mode 600 level admin expose-fd listeners
@@ -312,7 +320,7 @@ def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
         routes += f"\n  use_backend %[path,regsub('[^/]+$',''),map({JOBS_MAP})]"
     return f"""\
 frontend {FRONTEND}
-  bind {host}:{settings.port} proto h1{_TLS if settings.certificate else ""}
+  bind {host}:{settings.port}{_client_protocols(table, settings)}
   bind 'unix@{sockets.successor}' mode 600 proto h1{_of_successor(table, " name successor")}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
@@ -322,7 +330,9 @@ frontend {FRONTEND}
   http-request deny deny_status 400 if {{ req.len gt {HEADERS_MAX_BYTES // 2} }} \
 {{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
 {_of_successor(table, _FROM_OLD_WORKER)}\
+{_grpc_rules(table)}\
   http-request del-header x-cortex- -m beg
+{_grpc_services(table)}\
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   {below}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
@@ -333,6 +343,7 @@ frontend {FRONTEND}
   http-after-response set-header connection close if {{ nbsrv({DRAINING_BACKEND}) gt 0 }}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
+{_grpc_routes(table)}\
 {_split_routes(table)}\
   use_backend %[var(txn.prefix),field(1,|)] if {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
   {routes}
@@ -343,6 +354,50 @@ frontend {FRONTEND}
 def _of_successor(table: RoutingTable, text: str) -> str:
     """Return a part of the configuration that tells applications the clients of requests that old workers pass on."""
     return text if any(RULES[backend.protocol].forwards_client for backend in table.backends) else ""
+
+
+def _client_protocols(table: RoutingTable, settings: GatewaySettings) -> str:
+    """Return the options of the frontend for clients: HTTP/2, which gRPC needs, only if an API has it."""
+    if settings.certificate:
+        return f"{_TLS} {'h2,' if grpc_backends(table) else ''}http/1.1"
+    return "" if grpc_backends(table) else " proto h1"  # without TLS, clients of HTTP/2 begin with its preface
+
+
+def _grpc_rules(table: RoutingTable) -> str:
+    """Return the rules that find the API of a gRPC call by its metadata, or of a health check by its message.
+
+    The message is in a frame of 5 bytes, and its first field, the name of the service, begins after 2 further bytes.
+    """
+    if not grpc_backends(table):
+        return ""
+    is_grpc = "{ req.hdr(content-type) -m beg application/grpc }"
+    unknown = "! { var(txn.called) -m found }"
+    return f"""\
+  http-request set-var(txn.called) req.hdr(x-cortex-api),map({GRPC_MAP}) if {is_grpc}
+  http-request wait-for-body time 1s at-least 7 if {IS_GRPC_TOOL} {unknown}
+  http-request set-var(txn.called) req.body,bytes(7),map({GRPC_MAP}) if {IS_GRPC_TOOL} {unknown}
+"""
+
+
+def _grpc_services(table: RoutingTable) -> str:
+    """Return the rule that tells the API which answers reflection the services of all APIs."""
+    names = sorted({grpc_service(backend) for backend in grpc_backends(table)})
+    return f"  http-request set-header x-cortex-services '{' '.join(names)}' if {IS_GRPC_TOOL}\n" if names else ""
+
+
+def _grpc_routes(table: RoutingTable) -> str:
+    """Return the rules for calls that name their API, and for health checks and reflection that name none."""
+    names = [backend_name(backend) for backend in grpc_backends(table)]
+    if not names:
+        return ""
+    ready = [f"  use_backend {name} if {IS_GRPC_TOOL} {{ nbsrv({name}) gt 0 }}\n" for name in names]
+    return "".join(
+        [
+            "  use_backend %[var(txn.called)] if { var(txn.called) -m found }\n",
+            *ready,
+            f"  use_backend {names[0]} if {IS_GRPC_TOOL}\n",
+        ]
+    )
 
 
 def _prefix_rule(table: RoutingTable) -> str:
@@ -407,6 +462,7 @@ def _fixed_sections(table: RoutingTable, sockets: GatewaySockets) -> tuple[str, 
     return (
         f"""\
 backend {UNKNOWN_BACKEND}
+{_unknown_grpc(table)}\
   http-request return status 404 {json_error("no API has the path %[path,bytes(0,200),json(utf8ps)]")}
 """,
         f"""\
@@ -424,6 +480,14 @@ backend {DRAINING_BACKEND}
   server {DRAINING_SERVER.partition("/")[2]} 'unix@{sockets.successor}' disabled
 """,
     )
+
+
+def _unknown_grpc(table: RoutingTable) -> str:
+    """Return the rules for gRPC calls that lead nowhere."""
+    if not grpc_backends(table):
+        return ""
+    error = grpc_error(404, "no API has the path %[path,bytes(0,200)]")
+    return f"{SET_GRPC}{GRPC_RESPONSES}  http-request return status 404 {error} if {{ var(txn.grpc) -m found }}\n"
 
 
 def _v2_section(table: RoutingTable) -> str:

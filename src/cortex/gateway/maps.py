@@ -13,6 +13,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `openai.map` | beginning of a path whose errors have OpenAI's form, such as `/llm/v1/` | 1 | reload |
 | `prefixes.map` | beginning of a path, such as `/iris/v2/` | backend or splitter, a vertical bar, endpoint | reload |
 | `preflights.map` | backend or splitter whose applications answer preflight requests | 1 | reload |
+| `grpc.map` | gRPC API, or gRPC service | backend, for metadata, health checks and reflection | reload |
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
@@ -42,6 +43,7 @@ SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
 CORS_MAP = "cors.map"
 KEYS_MAP = "keys.map"
+GRPC_MAP = "grpc.map"
 
 BACKEND_PREFIX = "api:"
 #: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
@@ -102,7 +104,8 @@ def fixed_maps(table: RoutingTable) -> Maps:
     routes: dict[str, str] = {}
     info: dict[str, str] = {}
     splits: dict[str, str] = {}
-    entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
+    # A splitter may have the path of a gRPC service that its APIs share.
+    entries: tuple[ApiBackend | Split, ...] = (*table.splits, *table.backends)
     for suffix in ("", "/", "/info"):
         for entry in entries:
             path = entry.endpoint.rstrip("/") + suffix or "/"
@@ -142,7 +145,27 @@ def fixed_maps(table: RoutingTable) -> Maps:
             for entry in entries
             if any(RULES[protocol].variables for protocol in _protocols(table, entry))
         },
+        GRPC_MAP: _grpc_map(table),
     }
+
+
+def grpc_backends(table: RoutingTable) -> list[ApiBackend]:
+    """Return the APIs that serve gRPC."""
+    return [backend for backend in table.backends if backend.protocol is Protocol.GRPC]
+
+
+def grpc_service(backend: ApiBackend) -> str:
+    """Return the name of the service of a gRPC API, with its package."""
+    return backend.endpoint.strip("/")
+
+
+def _grpc_map(table: RoutingTable) -> dict[str, str]:
+    """Return the backends of gRPC APIs by the names of the APIs and of their services."""
+    found: dict[str, str] = {}
+    for backend in grpc_backends(table):
+        found.setdefault(grpc_service(backend), backend_name(backend))
+        found[backend.api] = backend_name(backend)
+    return found
 
 
 def v2_names(table: RoutingTable) -> list[str]:
@@ -172,7 +195,7 @@ def _protocols(table: RoutingTable, entry: ApiBackend | Split) -> set[Protocol]:
 def _prefixes_map(table: RoutingTable) -> dict[str, str]:
     """Return the paths below which an API or splitter serves all; the longest match counts."""
     found: dict[str, str] = {}
-    entries: tuple[ApiBackend | Split, ...] = (*table.backends, *table.splits)
+    entries: tuple[ApiBackend | Split, ...] = (*table.splits, *table.backends)
     for entry in entries:
         name = entry.name if isinstance(entry, Split) else backend_name(entry)
         endpoint = entry.endpoint.rstrip("/")

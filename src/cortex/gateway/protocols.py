@@ -20,6 +20,7 @@ class Protocol(StrEnum):
     ROUTES = "routes"  #: likewise, also for all paths below the endpoint
     APPLICATION = "application"  #: an ASGI or WSGI application
     COMMAND = "command"  #: a server of the user's own
+    GRPC = "grpc"  #: calls of a gRPC service, which the gateway converts to HTTP/1.1
     JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
 
 
@@ -55,6 +56,27 @@ def operator_error(message: str, kind: str) -> str:
     body = f'{{"kind":"{kind}","message":"{message}","error":"{message}","request_id":"%[unique-id]"}}'
     quoted = body.replace("'", r"'\''")
     return f"content-type application/json lf-string '{quoted}'"
+
+
+#: gRPC statuses by the HTTP status of an error: INTERNAL for 400, which the gateway sends for malformed HTTP only,
+#: UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED.
+GRPC_STATUSES: Mapping[int, int] = {400: 13, 401: 16, 403: 7, 404: 12, 413: 8, 414: 8, 502: 14, 503: 14, 504: 4}
+
+
+def grpc_error(status: int, message: str) -> str:
+    """Return the options of an error in the form of gRPC, which `SET_GRPC` and `GRPC_RESPONSES` complete."""
+    quoted = message.replace("'", r"'\''")
+    return f"hdr grpc-status {GRPC_STATUSES[status]} hdr grpc-message '{quoted}'"
+
+
+_GRPC_ERROR = "{ var(txn.grpc) -m found } { res.hdr(grpc-status) -m found }"
+#: Sets the variable for the requests of clients that speak gRPC; others call it in JSON.
+SET_GRPC = "  http-request set-var(txn.grpc) bool(true) if { req.hdr(content-type) -m beg application/grpc }\n"
+#: The last rules for responses: to clients that speak gRPC, those of `grpc_error` have the status 200.
+GRPC_RESPONSES = f"""\
+  http-after-response set-header content-type application/grpc if {_GRPC_ERROR}
+  http-after-response set-status 200 if {_GRPC_ERROR}
+"""
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,14 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         answers_preflights=True,
         error=lambda status, message, kind: routes_error(status, message),
         variables=_SET_OPENAI,
+    ),
+    Protocol.GRPC: ProtocolRules(
+        waits_for_body=False,
+        accepts_websockets=False,
+        answers_preflights=False,
+        forwards_client=True,
+        error=lambda status, message, kind: grpc_error(status, message),
+        variables=SET_GRPC,
     ),
     Protocol.JOBS: ProtocolRules(
         waits_for_body=False,

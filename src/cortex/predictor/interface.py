@@ -6,7 +6,7 @@ Loaders, source checks and replicas read their row; no other module distinguishe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cortex.lifecycle import ApiKind
@@ -54,6 +54,7 @@ class Generation:
     logs_on_demand: bool = False  #: `?debug=true` logs the payload and the result
     is_typed: bool = False  #: payloads are validated against their annotations, which older generations ignore
     takes_routes: bool = False  #: methods may answer requests at paths below the endpoint, see `routes`
+    is_grpc: bool = False  #: `methods` answer the rpcs of a service, and all of them are required
     has_application: bool = False  #: an ASGI or WSGI application answers, the attribute or method `app`; no `methods`
 
     def select_serving(self, is_defined: Callable[[str], bool]) -> dict[str, str]:
@@ -73,9 +74,15 @@ BATCH = "BATCH"
 ASYNC = "ASYNC"
 TASK = "TASK"
 
-#: Arguments of the original interface that this version does not support.
-UNAVAILABLE_ARGUMENTS: Mapping[str, str] = {
-    "proto_module_pb2": "this version does not serve gRPC; answer over HTTP",
+#: The module that protoc generates from the `.proto` file of a gRPC API. The original's code has the first name, its
+#: documents have the second.
+PROTO_MODULES = ("proto_module_pb2", "module_proto_pb2")
+#: Arguments of gRPC APIs.
+_OF_GRPC = dict.fromkeys(PROTO_MODULES, "it belongs to an API with `protobuf_path:`; remove the argument")
+_CONTEXT = {"context": "it belongs to an API with `protobuf_path:`; give it a default, or remove it"}
+_NO_REQUEST_IN_GRPC = {
+    "query_params": "a message has none; remove the argument",
+    "headers": "read the metadata of the call from `context.invocation_metadata()`",
 }
 
 #: The hook that loads a model from the files at a path.
@@ -163,11 +170,11 @@ _PREDICTOR = Generation(
     constructor_signature=Signature(
         required=("config",),
         optional=_OPTIONAL,
-        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, "python_client": _NO_MODELS},
+        refused={**_OF_GRPC, **_CLIENTS_OF_TYPES, "python_client": _NO_MODELS},
     ),
     constructor_required=True,
     methods={"predict": "POST"},
-    method_signature=Signature(optional=(*_REQUEST, "batch_id"), refused=_OF_ASYNC),
+    method_signature=Signature(optional=(*_REQUEST, "batch_id"), refused={**_OF_ASYNC, **_CONTEXT}),
     yaml_form="`kind: RealtimeAPI` with `predictor:`",
     summary="make a prediction by sending a post request to this endpoint",
     hooks={"post_predict": Signature(optional=("response", *_REQUEST))},
@@ -181,7 +188,7 @@ _PREDICTOR_WITH_MODELS = replace(
     constructor_signature=Signature(
         required=("config", "python_client"),
         optional=_OPTIONAL,
-        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES},
+        refused={**_OF_GRPC, **_CLIENTS_OF_TYPES},
     ),
     hooks={**_PREDICTOR.hooks, **_WITH_LOAD_MODEL},
     required_hooks=frozenset(_WITH_LOAD_MODEL),
@@ -191,18 +198,14 @@ _TENSORFLOW_PREDICTOR = replace(
     class_name="TensorFlowPredictor",
     type="tensorflow",
     client="tensorflow_client",
-    constructor_signature=Signature(
-        required=("tensorflow_client", "config"), optional=_OPTIONAL, refused=UNAVAILABLE_ARGUMENTS
-    ),
+    constructor_signature=Signature(required=("tensorflow_client", "config"), optional=_OPTIONAL, refused=_OF_GRPC),
 )
 _ONNX_PREDICTOR = replace(
     _PREDICTOR,
     class_name="ONNXPredictor",
     type="onnx",
     client="onnx_client",
-    constructor_signature=Signature(
-        required=("onnx_client", "config"), optional=_OPTIONAL, refused=UNAVAILABLE_ARGUMENTS
-    ),
+    constructor_signature=Signature(required=("onnx_client", "config"), optional=_OPTIONAL, refused=_OF_GRPC),
 )
 
 _HANDLER = Generation(
@@ -212,11 +215,11 @@ _HANDLER = Generation(
     constructor_signature=Signature(
         required=("config",),
         optional=_METRICS,
-        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, **_OF_JOBS, "model_client": _NO_MODELS},
+        refused={**_OF_GRPC, **_CLIENTS_OF_TYPES, **_OF_JOBS, "model_client": _NO_MODELS},
     ),
     constructor_required=True,
     methods={f"handle_{verb}": verb.upper() for verb in ("post", "get", "put", "patch", "delete")},
-    method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC}),
+    method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC, **_CONTEXT}),
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
     hooks={HANDLE_V2: Signature(required=("inputs",), optional=("parameters",))},
@@ -232,7 +235,7 @@ _HANDLER_WITH_MODELS = replace(
     constructor_signature=Signature(
         required=("config", "model_client"),
         optional=_METRICS,
-        refused={**UNAVAILABLE_ARGUMENTS, **_CLIENTS_OF_TYPES, **_OF_JOBS},
+        refused={**_OF_GRPC, **_CLIENTS_OF_TYPES, **_OF_JOBS},
     ),
     hooks={**_HANDLER.hooks, **_WITH_LOAD_MODEL},
     required_hooks=frozenset(_WITH_LOAD_MODEL),
@@ -242,7 +245,7 @@ _TENSORFLOW_HANDLER = replace(
     type="tensorflow",
     client="tensorflow_client",
     constructor_signature=Signature(
-        required=("tensorflow_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
+        required=("tensorflow_client", "config"), optional=_METRICS, refused={**_OF_GRPC, **_OF_JOBS}
     ),
 )
 #: The original dropped the ONNX type before it introduced handlers; here ONNX handlers work like ONNX predictors.
@@ -251,7 +254,7 @@ _ONNX_HANDLER = replace(
     type="onnx",
     client="onnx_client",
     constructor_signature=Signature(
-        required=("onnx_client", "config"), optional=_METRICS, refused={**UNAVAILABLE_ARGUMENTS, **_OF_JOBS}
+        required=("onnx_client", "config"), optional=_METRICS, refused={**_OF_GRPC, **_OF_JOBS}
     ),
 )
 #: Models of formats that are detected; they are served without code only.
@@ -277,7 +280,7 @@ _TASK = Generation(
     constructor="__init__",
     constructor_signature=Signature(
         optional=_METRICS,
-        refused={**UNAVAILABLE_ARGUMENTS, "config": "it is passed to __call__", "job_spec": _OF_JOBS["job_spec"]},
+        refused={**_OF_GRPC, "config": "it is passed to __call__", "job_spec": _OF_JOBS["job_spec"]},
     ),
     constructor_required=False,
     methods={"__call__": TASK},
@@ -286,6 +289,29 @@ _TASK = Generation(
     summary="submit a job by sending a post request to this endpoint",
     kind=ApiKind.TASK,
 )
+
+
+def for_grpc(row: Generation, rpcs: Iterable[str]) -> Generation:
+    """Derive the row of a gRPC API with these rpcs, each of which one method answers."""
+    constructor = row.constructor_signature
+    refused = {name: fix for name, fix in constructor.refused.items() if name not in PROTO_MODULES}
+    is_predictor = row.key == "predictor"
+    return replace(
+        row,
+        constructor_signature=replace(constructor, optional=(*constructor.optional, *PROTO_MODULES), refused=refused),
+        methods={"predict" if is_predictor else rpc: rpc for rpc in rpcs},
+        method_signature=Signature(
+            optional=("payload", "context"), refused={**_NO_REQUEST_IN_GRPC, **_OF_JOBS, **_OF_ASYNC}
+        ),
+        summary="call the methods of the service over gRPC",
+        hooks={name: hook for name, hook in row.hooks.items() if name in row.required_hooks},
+        after_hook=None,
+        inference_method=None,
+        returns_callback=False,
+        logs_on_demand=False,
+        is_typed=False,
+        is_grpc=True,
+    )
 
 
 def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:

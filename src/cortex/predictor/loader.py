@@ -24,7 +24,7 @@ from cortex.predictor.binding import BoundMethod, bind_function, bind_method, ca
 from cortex.predictor.bound_routes import BoundRoute, bind_routes
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.inference.request_handler import RequestHandler
-from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, Generation, Signature
+from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, PROTO_MODULES, Generation, Signature, for_grpc
 from cortex.predictor.interface_rules import (
     batched_method,
     batching_problem,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cortex.models.registry import Registry
     from cortex.predictor.clients.builder import Clients
     from cortex.predictor.inference.inference_model import InferenceModel
+    from cortex.predictor.protobuf import BoundService, Definition
 
 
 class LoadSpec(Protocol):
@@ -70,6 +71,8 @@ class LoadSpec(Protocol):
     def type(self) -> str: ...
     @property
     def app(self) -> str | None: ...
+    @property
+    def protobuf_path(self) -> str | None: ...
     @property
     def threads(self) -> int: ...
     @property
@@ -102,6 +105,7 @@ class BoundPredictor:
     application: AsgiApp | None = None  #: answers all requests, instead of `methods`
     instance: object | None = None  #: of the user's class; None if `methods` are functions or those of a built-in class
     routes: tuple[BoundRoute, ...] = ()  #: methods that answer requests at paths below the endpoint
+    service: BoundService | None = None  #: answers all requests, over gRPC, instead of `methods`
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -168,7 +172,7 @@ def load(
     config = copy.deepcopy(spec.config)
     if spec.app is not None:
         return _load_application(spec, spec.app, config)
-    code = import_code(spec)
+    code = import_code(spec, _definition(spec))
     if code.generation.class_name is None and spec.models is None:
         return _initialize_module(spec, code, config)
     if spec.max_batch_size and spec.type == "python":
@@ -192,6 +196,7 @@ class UserCode:
     target: Any  #: without code: a built-in class, or None for a request handler
     serving_methods: Mapping[str, str]  #: name → HTTP verb, or BATCH, ASYNC or TASK
     is_built_in: bool = False
+    definition: Definition | None = None  #: of the service of a gRPC API
 
     def construct(self, values: Mapping[str, Any], clients: Clients | None) -> object:
         """Construct an object of the class from those of `values` that its `__init__` declares. Raises: UserError."""
@@ -204,9 +209,11 @@ class UserCode:
             return _construct(self.target, self.generation, available, clients.bind if clients else None)
 
 
-def import_code(spec: LoadSpec) -> UserCode:
-    """Import the user's file and check its members. Raises: UserError."""
+def import_code(spec: LoadSpec, definition: Definition | None = None) -> UserCode:
+    """Import the user's file and check its members; `definition` is that of a gRPC API. Raises: UserError."""
     generation = _generation(spec)
+    if definition is not None:
+        generation = for_grpc(generation, definition.rpcs)
     if not spec.path:
         return _built_in_code(spec, generation)
     set_project(Path(spec.project_dir))
@@ -214,7 +221,16 @@ def import_code(spec: LoadSpec) -> UserCode:
     target: Any = module if generation.class_name is None else _find_class(module, generation, spec.path)
     serving_methods = generation.select_serving(lambda name: _is_defined(target, name))
     _check_members(target, generation, serving_methods, spec.path)
-    return UserCode(generation, target, serving_methods)
+    return UserCode(generation, target, serving_methods, definition=definition)
+
+
+def _definition(spec: LoadSpec) -> Definition | None:
+    """Return the compiled definition of a gRPC API; None for other APIs. Raises: UserError."""
+    if spec.protobuf_path is None:
+        return None
+    from cortex.predictor.protobuf import load_definition  # noqa: PLC0415 - other APIs start faster
+
+    return load_definition(Path(spec.project_dir), spec.protobuf_path)
 
 
 def _built_in_code(spec: LoadSpec, generation: Generation) -> UserCode:
@@ -300,6 +316,8 @@ def _construct_predictor(
     metrics: object,
 ) -> BoundPredictor:
     values = {"config": config, "api_spec": copy.deepcopy(spec.api_spec), "job_spec": None, "metrics_client": metrics}
+    if code.definition is not None:
+        values |= dict.fromkeys(PROTO_MODULES, code.definition.module)
     instance = code.construct(values, clients)
     if code.generation.has_application:
         app = class_application(instance, spec.type, spec.path)
@@ -320,11 +338,17 @@ def rebind(spec: LoadSpec, predictor: BoundPredictor) -> BoundPredictor:
 
 def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Clients | None) -> BoundPredictor:
     batched = batched_method(code.generation) if spec.max_batch_size and spec.type == "python" else None
+    serving = {} if code.definition is not None else code.serving_methods
     methods = {
         verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)
-        for name, verb in code.serving_methods.items()
+        for name, verb in serving.items()
     }
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
+    if code.definition is not None:
+        from cortex.predictor.protobuf import bind_service  # noqa: PLC0415 - other APIs start faster
+
+        service = bind_service(code.definition, instance, code.generation, is_cached)
+        return BoundPredictor(code.generation, spec.path, {}, clients, service=service)
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
     routes = bind_routes(instance, code.generation, is_cached)
@@ -417,6 +441,8 @@ def _check_members(target: Any, generation: Generation, serving_methods: Mapping
     if routes and (problem := unsupported(generation)):
         raise UserError(f"{where}{routes[0][0]}(): {problem[0]}; {problem[1]}")
     is_complete = serving_methods or routes or generation.is_inference_only(lambda name: _is_defined(target, name))
+    if generation.is_grpc and (missing := [name for name in generation.methods if name not in serving_methods]):
+        raise UserError(f"{where}{missing[0]}(self, payload) is not defined; add it")
     if generation.methods and not is_complete:
         wanted = " or ".join(f"{name}()" for name in generation.methods)
         other = find_method_of_kind(generation, dir(target))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cortex.errors import Diagnostic
 from cortex.predictor.applications import ATTRIBUTE
-from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.interface import GENERATIONS, Generation, Signature, for_grpc
 from cortex.predictor.interface_rules import (
     Argument,
     ArgumentKind,
@@ -44,15 +44,18 @@ def check_source(
     kind: str = "RealtimeAPI",
     batches: bool = False,
     app: str | None = None,
+    rpcs: Sequence[str] | None = None,
 ) -> list[Diagnostic]:
     """Return the mistakes in a `.py` file that can be found without running it.
 
     `file` is the name in messages; `batches` means that the API uses server-side batching, and
-    `app` is the name of an application in the module.
+    `app` is the name of an application in the module; `rpcs` are those of the service of a gRPC API.
     """
     generation = GENERATIONS.get((kind, interface, type_, has_models))
     if generation is None:  # a type that this kind or section does not support, which its own rule reports
         return []
+    if rpcs is not None:
+        generation = for_grpc(generation, rpcs)
     try:
         source = Source(text, file)
     except SyntaxError as exc:
@@ -143,6 +146,9 @@ class _Checker:
                 fix = f"set self.{ATTRIBUTE} in __init__, or define a method {ATTRIBUTE}(self) that returns it"
                 yield self._at(node, f"{self._of_class}{ATTRIBUTE} is not defined", fix)
             yield from self._check_member(scope, ATTRIBUTE, Signature())
+        elif generation.is_grpc:
+            missing = [name for name in generation.methods if name not in serving] if is_complete else []
+            yield from (self._missing_rpc(name, scope, node) for name in missing)
         elif is_complete and not (serving or routes or generation.is_inference_only(scope.bindings.__contains__)):
             yield self._missing_method(scope, node)
         elif is_complete:  # otherwise it may override a method of an unknown base
@@ -259,6 +265,13 @@ class _Checker:
         ]
         guess = next(filter(None, guesses), None)
         fix = _rename(guess, nearest(guess, generation.methods) or "") if guess else "add it"
+        return self._at_name(scope, guess, node, message, fix)
+
+    def _missing_rpc(self, method: str, scope: Scope, node: ast.ClassDef) -> Diagnostic:
+        rpc = self._generation.methods[method]
+        message = f"{self._of_class}{method}(self, payload) is not defined, which answers {rpc} of the service"
+        guess = self._guess(method, scope) or nearest(method, scope.functions(), _LIKELY_MISSPELLING)
+        fix = _rename(guess, method) if guess else "add it"
         return self._at_name(scope, guess, node, message, fix)
 
     def _missing_hooks(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:

@@ -47,6 +47,7 @@ from cortex.replica.worker_process import (
 )
 
 if TYPE_CHECKING:
+    from cortex.predictor.protobuf import BoundService
     from cortex.replica.applications.lifespan import Lifespan
     from cortex.replica.monitoring.spans import Tracing
 
@@ -78,7 +79,9 @@ def run_request_worker(
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
-    if lifespan is not None:
+    if predictor.service is not None:
+        orphan = _serve_grpc(spec, predictor.service, loop, channel, shared_state, file, inheritance)
+    elif lifespan is not None:
         orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, tracing, inheritance)
     else:
         orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
@@ -169,6 +172,30 @@ def _serve_application(
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
     channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
+    loop.run_forever()
+    return orphan
+
+
+def _serve_grpc(
+    spec: ReplicaSpec,
+    service: BoundService,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    from cortex.replica.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
+
+    server = GrpcServer(spec, service, loop, shared_state, file)
+    stop = partial(server.stop, loop.stop)
+    orphan = Orphan(server, loop, inheritance, stop)
+    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
+    outlive_supervisor()
+    supervisor.start()
+    shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
+    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
+    channel.send("ready", slots=slots, shares_loop=shares_loop)
     loop.run_forever()
     return orphan
 

@@ -26,6 +26,8 @@ The worker makes these transitions (`replica/requests/http.py`), except for thos
     RUNNING                     first chunk of a streaming response                 ANSWERING
     READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
     READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
+    RUNNING ANSWERING           the gateway has all chunks of a gRPC response       STREAMING
+    STREAMING                   a further message of a gRPC response                ANSWERING
     RUNNING                     an application accepts a WebSocket                  UPGRADED
     UPGRADED                    the WebSocket is closed                             DRAINING, then closed
     DRAINING                    the gateway has taken the rest                      IDLE
@@ -42,6 +44,7 @@ The supervisor acts when a process dies or a deadline passes (`supervisor/connec
     QUEUED      503, or AGAIN                                  504
     RUNNING     500, or 504 if overdue; AGAIN if in a batch    504, and the process is condemned or killed
     ANSWERING   closed                                         as RUNNING, without a response
+    STREAMING   trailers with the cause, then closed           likewise
     UPGRADED    a close frame, then closed                     likewise
     DRAINING    closed                                         -
     AGAIN       stays AGAIN                                    -
@@ -84,6 +87,7 @@ class ConnectionState(IntEnum):
     ANSWERING = 4  #: user code produces a streaming response that has begun
     DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
     UPGRADED = 7  #: the connection is a WebSocket
+    STREAMING = 8  #: as ANSWERING, of a gRPC call: the gateway has only whole chunks, which trailers can follow
     AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it
 
 

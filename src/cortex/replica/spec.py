@@ -67,6 +67,7 @@ class ReplicaSpec:
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow", "onnx", "model", "asgi", "wsgi" or "command"
     app: str | None = None  #: of an application: its name in the module, or of its factory; None: `Handler.app`
+    protobuf_path: str | None = None  #: of a gRPC API: the definition of its service, relative to `project_dir`
     models: ModelSource | None = None  #: None: the API has no models that cortex loads
     trusts_pickle: bool = False  #: pickles among `models` may be loaded, which runs their code
     model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
+from cortex.replica.grpc.trailers import supervisor_response, supervisor_trailers
 from cortex.replica.requests.http import close_frame, error_response
 from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
@@ -22,7 +23,12 @@ from cortex.supervisor.batch_bisection import BatchBisection
 #: Time that a connection stays open after its last response, so that the client reads the response before the close.
 LINGER_S = 2.0
 #: States in which user code runs.
-CALL_STATES = (ConnectionState.RUNNING, ConnectionState.ANSWERING, ConnectionState.UPGRADED)
+CALL_STATES = (
+    ConnectionState.RUNNING,
+    ConnectionState.ANSWERING,
+    ConnectionState.STREAMING,
+    ConnectionState.UPGRADED,
+)
 #: States in which a request has a deadline.
 DEADLINE_STATES = (*CALL_STATES, ConnectionState.QUEUED)
 #: A call that takes longer is long, whatever the average is: nothing is sent to wait behind it.
@@ -50,8 +56,10 @@ class OpenConnection:
 class ConnectionTable:
     """The connections of one process. `on_answer` receives the status of each response sent by the supervisor."""
 
-    def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False) -> None:
+    def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False, is_grpc: bool = False) -> None:
+        """Create an empty table; with `is_grpc`, all requests are gRPC calls."""
         self._on_answer = on_answer
+        self._is_grpc = is_grpc
         self.shared_state = SharedConnectionState(keeps_requests)
         self.open: dict[int, OpenConnection] = {}
         self.failed_requests: list[str] = []  #: ids of requests answered here
@@ -162,7 +170,7 @@ class ConnectionTable:
                 self.open[index].slow = False
             elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
                 self.close(index)
-            elif state is ConnectionState.UPGRADED:
+            elif state in (ConnectionState.STREAMING, ConnectionState.UPGRADED):
                 self.end(index, 500, death.message)
             elif state is ConnectionState.RUNNING:
                 expired = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
@@ -233,15 +241,24 @@ class ConnectionTable:
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
-        in_openai_form = bool(request_id) and self.shared_state.has_openai_errors(index)
-        response = error_response(status, message, request_id, in_openai_form)
         try:
-            connection.sock.send(close_frame(message) if is_websocket else response)
+            connection.sock.send(self._response(index, status, message, request_id))
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
         self._lingering.append((time.monotonic() + LINGER_S, connection.sock))
         self._ended.add(index)
+
+    def _response(self, index: int, status: int, message: str, request_id: str) -> bytes:
+        state = self.shared_state.state(index)
+        if state is ConnectionState.UPGRADED:
+            return close_frame(message)
+        if state is ConnectionState.STREAMING:
+            return supervisor_trailers(status, message)
+        if self._is_grpc:
+            return supervisor_response(status, message)
+        in_openai_form = bool(request_id) and self.shared_state.has_openai_errors(index)
+        return error_response(status, message, request_id, in_openai_form)
 
     # Closing.
 

@@ -26,7 +26,12 @@ from cortex.replica.request_worker import run_request_worker
 from cortex.replica.shared_state import ConnectionState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
-from cortex.supervisor.connection_table import CALL_STATES, DEADLINE_STATES, ConnectionTable, StallDetector
+from cortex.supervisor.connection_table import (
+    CALL_STATES,
+    DEADLINE_STATES,
+    ConnectionTable,
+    StallDetector,
+)
 from cortex.supervisor.exit_reasons import client_disconnected, timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
@@ -59,7 +64,7 @@ class RequestWorker(ProcessSlot):
         # TensorFlow models are batched below the calls: there, each request is a call of its own.
         is_bisected = spec.batches_calls and spec.isolates_failures
         self._bisection = BatchBisection() if is_bisected else None
-        self._connections = ConnectionTable(on_answer, is_bisected)
+        self._connections = ConnectionTable(on_answer, is_bisected, spec.protobuf_path is not None)
         self._not_handed_over: list[int] = []
         self._shares_loop = False
         self._condemned_for: Death | None = None

@@ -31,6 +31,7 @@ class Spec:
     models: ModelSource | None = None
     tensorflow_serving: str | None = None
     app: str | None = None
+    protobuf_path: str | None = None
     threads: int = 1
     gpu_ids: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ("unused",)

@@ -34,6 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--api-key", metavar="KEY", help="key for an API with `auth: api_key`; default: the variable CORTEX_API_KEY"
     )
     parser.add_argument(
+        "--method", metavar="NAME", help="method of a gRPC API to call, in JSON; default: the only one of its service"
+    )
+    parser.add_argument(
         "--debug",
         action="store_true",
         help="send `?debug=true` and print status, headers, time, and the logged sample and prediction",
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     body, content_type = read_sample(arguments.sample)
     client = session.client(arguments.env)
     api = client.get_api(arguments.api)
-    endpoint = api["endpoint"]
+    endpoint = api["endpoint"] + (f"/{arguments.method}" if arguments.method else "")
     began = time.monotonic()
     key = arguments.api_key or session.environ.get("CORTEX_API_KEY")
     query, trust = {"debug": True} if arguments.debug else None, client.environment.connect().trust
@@ -62,7 +65,10 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         session.console.flush()
         _print_debug_log(client, api, response.getheader("x-cortex-request-id", ""), session)
     if response.status >= 400:
-        session.console.error(f"{arguments.api} answered with status {response.status}")
+        reason = response.getheader("grpc-message")  # errors of the gateway for gRPC APIs have no body
+        session.console.error(
+            f"{arguments.api} answered with status {response.status}{f': {reason}' if reason else ''}"
+        )
         return 1
     return 0
 

@@ -329,8 +329,9 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     handler = api.handler.model_dump(mode="json")
     if handler["server_side_batching"] is None:  # hash as versions without this field do: an upgrade restarts nothing
         del handler["server_side_batching"]
-    if handler["app"] is None:
-        del handler["app"]
+    for extension in ("app", "protobuf_path"):
+        if handler[extension] is None:
+            del handler[extension]
     if not handler["dependencies"]["model_packages"]:
         del handler["dependencies"]["model_packages"]
     if not api.runs_command:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cortex.config.protobuf_rules import read_service
 from cortex.config.schema import ANY_MODEL, Api, Handler
 from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
@@ -21,7 +22,8 @@ from cortex.predictor.applications import imports_gradio
 from cortex.predictor.source_checks import check_source
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
-from cortex.projects.requirements import parse_requirements
+from cortex.projects.protobuf_file import TOOLS
+from cortex.projects.requirements import parse_requirements, requirement_lines
 
 if TYPE_CHECKING:
     from cortex.engine.devices import Inventory
@@ -86,7 +88,8 @@ def diagnose_project(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     apis = tuple(
-        with_model_packages(_with_stickiness(api, project), packages.get(api.name, {})) for api in checked.apis
+        with_model_packages(_with_stickiness(api, project), packages.get(api.name, {}) | _grpc_packages(api, project))
+        for api in checked.apis
     )
     return Diagnosis(apis, project, tuple(_warnings(project, apis)), dict(_installs(project, apis)))
 
@@ -111,7 +114,8 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for api, path, text in _sources(project, apis):
         h = api.handler
         batches, has_models = _has_batching(h), h.models is not None
-        yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, _app_of(api))
+        rpcs = _rpcs_of(api, project)
+        yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, _app_of(api), rpcs)
 
 
 def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -138,6 +142,23 @@ def _has_batching(handler: Handler) -> bool:
 
 def _app_of(api: Api) -> str | None:
     return api.handler.app if api.is_application else None
+
+
+def _rpcs_of(api: Api, project: ProjectFiles) -> list[str] | None:
+    """Return the names of a gRPC API's methods; None for other APIs."""
+    if not api.is_grpc:
+        return None
+    service = read_service(api, project)[0]
+    return [rpc.name for rpc in service.services[0].rpcs] if service else []
+
+
+def _grpc_packages(api: Api, project: ProjectFiles) -> dict[str, str]:
+    """Return the package that a gRPC API needs, unless its files install it."""
+    files = api.handler.dependencies
+    is_own = project.text(files.shell).strip() or project.text(files.conda).strip()
+    if not api.is_grpc or is_own or TOOLS in requirement_lines(project.text(files.pip)):
+        return {}
+    return {TOOLS: ""}
 
 
 def _schedule_problems(checked: CheckedFile) -> Iterator[Diagnostic]:

@@ -53,6 +53,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         endpoint=api.networking.endpoint if api.runs_command else "",
         strip_prefix=handler.strip_prefix,
         start_timeout_s=handler.start_timeout_s,
+        protobuf_path=handler.protobuf_path,
         models=model_source(api, project_dir),
         trusts_pickle=trusts_pickle(api),
         model_agent_socket=str(home.model_agent_socket) if loads_models(api) else None,

@@ -167,6 +167,8 @@ def _backend(
 
 
 def _protocol(spec: Api, has_routes: bool) -> Protocol:
+    if spec.is_grpc:
+        return Protocol.GRPC
     if spec.is_application:
         return Protocol.APPLICATION
     if spec.runs_command:
@@ -175,7 +177,7 @@ def _protocol(spec: Api, has_routes: bool) -> Protocol:
 
 
 def _subpaths(spec: Api, has_routes: bool) -> tuple[str, ...]:
-    if spec.is_application or spec.runs_command:
+    if spec.is_application or spec.runs_command or spec.is_grpc:
         return ("/",)
     if has_routes:
         return (V2_PATH, "/")

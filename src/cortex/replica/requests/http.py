@@ -52,6 +52,7 @@ _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
 _DRAINING = ConnectionState.DRAINING
+_IN_CALL = frozenset({_RUNNING, ConnectionState.ANSWERING, ConnectionState.STREAMING, ConnectionState.UPGRADED})
 _WITHOUT_RESPONSE = frozenset({ConnectionState.QUEUED, ConnectionState.RUNNING})
 
 
@@ -367,7 +368,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         # The supervisor enforces the deadline of a running call only while it has the connection.
-        self._abandoned = self._state in (_RUNNING, ConnectionState.ANSWERING, ConnectionState.UPGRADED)
+        self._abandoned = self._state in _IN_CALL
         if self.span is not None:
             self._end_span("connection_closed")
         # A reference cycle with the parser delays the destruction of this object: free large buffers now.

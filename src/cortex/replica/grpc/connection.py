@@ -1,0 +1,118 @@
+"""A connection from the gateway whose requests are gRPC calls, or calls in JSON."""
+
+from __future__ import annotations
+
+import grpc
+
+from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
+from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
+from cortex.replica.grpc.wire import HTTP_STATUSES, Header, frame
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, response_head
+from cortex.replica.shared_state import ConnectionState
+
+_CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+
+
+class GrpcConnection(StreamingConnection):
+    """A connection that reads messages as fast as the call takes them, and ends its responses with trailers."""
+
+    __slots__ = ("_has_head", "is_grpc")
+
+    _has_head: bool
+    is_grpc: bool
+
+    def on_body(self, data: bytes) -> None:
+        """Append a part of the body; only each message has a limit, which the call enforces."""
+        if self._refused or self.call is None:
+            return
+        self._body.append(data)
+        if sum(map(len, self._body)) > MAX_UNREAD_BYTES:
+            self.pause()
+        self.call.wake()
+
+    @property
+    def has_head(self) -> bool:
+        """Return whether the head of the response is written."""
+        return self._has_head
+
+    def count_disconnect(self) -> None:
+        """Count a call whose client disconnected during its response; earlier, the connection counts it itself."""
+        if self._has_head and self.is_grpc:
+            self._timing(CLIENT_CLOSED_REQUEST)
+
+    # Responses over gRPC.
+
+    def begin_messages(self, headers: tuple[Header, ...]) -> None:
+        """Write the head of a response."""
+        if self.open and not self._has_head:
+            self._has_head = True
+            self._set_state(ConnectionState.ANSWERING)
+            self._send(response_head(200, CONTENT_TYPE, headers) + _CHUNKED)
+            self._mark_whole()
+
+    def write_message(self, message: bytes, headers: tuple[Header, ...] = ()) -> None:
+        """Write a message of a response, and before the first one its head."""
+        self.begin_messages(headers)
+        if self.open:
+            self._set_state(ConnectionState.ANSWERING)
+            framed = frame(message)
+            self._send(b"%x\r\n%b\r\n" % (len(framed), framed))
+            self._mark_whole()
+
+    def end_messages(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        head: tuple[Header, ...] = (),
+        trailing: tuple[Header, ...] = (),
+        last: bytes | None = None,
+    ) -> None:
+        """Write the status of the call, and before it what is missing: the head, and the `last` message.
+
+        `head` and `trailing` are headers. The connection is then ready for the next call.
+        """
+        if not self.open:
+            return
+        timing = self._timing(HTTP_STATUSES[code])
+        parts = []
+        if not self._has_head:
+            parts += [response_head(200, CONTENT_TYPE, head), timing, _CHUNKED]
+        if last is not None:
+            framed = frame(last)
+            parts += [b"%x\r\n" % len(framed), framed, b"\r\n"]
+        parts.append(trailers(code.value[0], message, trailing))
+        self._set_state(ConnectionState.ANSWERING)
+        self._send(b"".join(parts))
+        self._finish_response()
+
+    def abandon_messages(self, code: grpc.StatusCode, message: str) -> None:
+        """Write the status of a call that goes on, and close; its row stays until `call_over`."""
+        if not self.open:
+            return
+        self._timing(HTTP_STATUSES[code])
+        head = b"" if self._has_head else response_head(200, CONTENT_TYPE, ()) + _CHUNKED
+        self._send(head + trailers(code.value[0], message))
+        self.close()
+
+    # Responses in JSON.
+
+    def begin_lines(self) -> None:
+        """Write the head of a response of several lines."""
+        if self.open and not self._has_head:
+            self._has_head = True
+            self.start_stream(200, b"application/x-ndjson")
+
+    def _mark_whole(self) -> None:
+        """Note whether the gateway has whole chunks only: if the process dies now, trailers can end the response."""
+        if self.open and not self._backlog:
+            self._set_state(ConnectionState.STREAMING)
+
+    def _on_writable(self) -> None:
+        super()._on_writable()
+        if self._state is ConnectionState.ANSWERING and self.call is not None and self.is_grpc:
+            self._mark_whole()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._has_head = False
+        self.is_grpc = False

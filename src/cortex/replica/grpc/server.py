@@ -1,0 +1,154 @@
+"""The gRPC calls of a process: find the rpc of a request, and serve health checks and reflection.
+
+All connections are on the event loop, which stays on the main thread. Methods that are not `async def` run on as many
+threads as the API has per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from cortex.predictor.protobuf import BoundRpc, BoundService
+from cortex.replica.applications.route_metrics import RouteRecorder
+from cortex.replica.grpc.call import Call
+from cortex.replica.grpc.connection import GrpcConnection
+from cortex.replica.grpc.services import built_in_rpcs
+from cortex.replica.grpc.trailers import CONTENT_TYPE
+from cortex.replica.grpc.wire import HTTP_STATUSES, RpcError
+from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
+from cortex.replica.requests.batching import ASYNC_GRACE_NS
+from cortex.replica.requests.calls import logs_hint
+from cortex.replica.requests.http import Connection, ConnectionPool
+from cortex.replica.shared_state import SharedConnectionState
+from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+#: Time for calls to end after their clients were answered at the end of the process.
+_END_S = 0.7
+#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
+_BLOCKED_S = 5.0
+_NS_PER_S = 1_000_000_000
+_METHOD = "POST"
+
+
+class GrpcServer:
+    """Handles the requests of one process by calls of a service. Event-loop thread only, except `wake`."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        service: BoundService,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        file: MetricFile | None,
+    ) -> None:
+        """Create the server of a service."""
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, GrpcConnection
+        )
+        self.loop = loop
+        self.threads = ThreadPoolExecutor(spec.threads, thread_name_prefix="handler")
+        self._api = spec.api
+        self._service = service
+        self._paths = _paths(service)
+        self._routes = RouteRecorder(file)
+        self._running: set[Call] = set()
+        self._done: deque[Callable[[], None]] = deque()
+        self._is_waking = False
+        self.configure(spec.limits)
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent calls."""
+        self.connections.max_body_bytes = limits.max_body_bytes
+        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.timeout_s = limits.timeout_s
+        self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self.grace_ns = int(min(limits.timeout_s, _BLOCKED_S) * _NS_PER_S) + ASYNC_GRACE_NS
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Ignore the requests of batches: calls are never batched."""
+
+    def handle(self, connection: Connection) -> None:
+        """Begin the call of a request, whose head has arrived."""
+        assert isinstance(connection, GrpcConnection)
+        now_ns = time.monotonic_ns()
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        connection.is_grpc = (connection.content_type or b"").startswith(CONTENT_TYPE)
+        path = connection.url.partition(b"?")[0].decode("latin-1")
+        try:
+            if waited_ns >= self.timeout_ns:
+                message = f"timed out after {self.timeout_s:g} s, before it could run"
+                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+            rpc = self._find(path, connection.method)
+        except RpcError as error:
+            self._refuse(connection, error)
+            return
+        call = Call(self, connection, rpc)
+        connection.call = call
+        self._running.add(call)
+        call.begin()
+
+    def _find(self, path: str, method: str) -> BoundRpc:
+        """Return the rpc of a path. Raises: RpcError."""
+        rpc = self._paths.get(path)
+        if rpc is None and path.strip("/") == self._service.name and len(self._service.rpcs) == 1:
+            rpc = next(iter(self._service.rpcs.values()))  # for requests in JSON to the endpoint of the API
+        if rpc is not None and method == _METHOD:
+            return rpc
+        known = ", ".join(f"/{self._service.name}/{name}" for name in self._service.rpcs)
+        what = f"{path} is not a method of this API" if rpc is None else f"use {_METHOD}, not {method}"
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what}, which has {known}")
+
+    def _refuse(self, connection: GrpcConnection, error: RpcError) -> None:
+        if connection.is_grpc:
+            connection.end_messages(error.code, error.message)
+        else:
+            status = 404 if error.code is grpc.StatusCode.UNIMPLEMENTED else HTTP_STATUSES[error.code]
+            connection.respond_error(status, error.message, fields={"code": error.code.name})
+
+    # For calls.
+
+    def wake(self, task: Callable[[], None]) -> None:
+        """Run `task` on the event loop; tasks that wait together share one wakeup. On any thread."""
+        self._done.append(task)
+        if not self._is_waking:
+            self._is_waking = True
+            self.loop.call_soon_threadsafe(self._run_done)
+
+    def _run_done(self) -> None:
+        self._is_waking = False
+        while self._done:
+            self._done.popleft()()
+
+    def remove(self, call: Call, seconds: float) -> None:
+        """Forget a call that has ended, and count it."""
+        self._running.discard(call)
+        self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
+
+    def logs_hint(self) -> str:
+        """Return the end of the message of a failed call."""
+        return logs_hint(self._api)
+
+    # End.
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """End all calls, then call `done`."""
+        self.loop.create_task(self._stop(done))
+
+    async def _stop(self, done: Callable[[], None]) -> None:
+        for call in list(self._running):
+            call.interrupt()
+        if tasks := [call.task for call in self._running if call.task is not None]:
+            await asyncio.wait(tasks, timeout=_END_S)
+        done()
+
+
+def _paths(service: BoundService) -> dict[str, BoundRpc]:
+    own = {f"/{service.name}/{name}": rpc for name, rpc in service.rpcs.items()}
+    return built_in_rpcs(service) | own

@@ -1,0 +1,38 @@
+"""The end of a response to a gRPC call; without grpcio, because supervisors write it for processes that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Header = tuple[bytes, bytes]
+
+CONTENT_TYPE = b"application/grpc"
+#: The gRPC status of a supervisor's response by its HTTP status: DEADLINE_EXCEEDED, else UNAVAILABLE.
+_STATUSES = {504: 4}
+_UNAVAILABLE = 14
+
+
+def trailers(code: int, message: str, headers: Iterable[Header] = ()) -> bytes:
+    """Return the last chunk of a response, with the status of the call."""
+    lines = [b"grpc-status: %d\r\n" % code]
+    if message:
+        lines.append(b"grpc-message: %b\r\n" % percent_encoded(message))
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    return b"0\r\n%b\r\n" % b"".join(lines)
+
+
+def supervisor_trailers(status: int, message: str) -> bytes:
+    """Return the end of a response that has begun, for an error with this HTTP status."""
+    return trailers(_STATUSES.get(status, _UNAVAILABLE), message)
+
+
+def supervisor_response(status: int, message: str) -> bytes:
+    """Return a complete response that closes its connection, for an error with this HTTP status."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head % CONTENT_TYPE + supervisor_trailers(status, message)
+
+
+def percent_encoded(text: str) -> bytes:
+    """Return a text as the header `grpc-message` has it: all but printable ASCII, and `%`, as `%XX`."""
+    data = text.encode(errors="replace")
+    return b"".join(bytes((c,)) if 0x20 <= c <= 0x7E and c != 0x25 else b"%%%02X" % c for c in data)

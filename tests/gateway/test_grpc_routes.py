@@ -1,0 +1,111 @@
+"""gRPC calls in a real HAProxy: routes, errors as trailers, and HTTP/1.1 for other APIs at the same port."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+# Other tests start processes while channels are open; these processes never use them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+import pytest
+
+from cortex.gateway.backends import GatewaySockets
+from cortex.gateway.config import GatewaySettings, render
+from cortex.gateway.protocols import GRPC_STATUSES, Protocol
+from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split, table_from_json, table_to_json
+from cortex.home import Home
+from harness.servers.upstream import ask, backend, run, table, world
+
+Code = grpc.StatusCode
+
+
+def service(name: str = "iris", package: str = "iris", **settings: Any) -> ApiBackend:
+    endpoint = f"/{package}.Handler"
+    return backend(
+        name,
+        endpoint=endpoint,
+        subpaths=("/",),
+        replica_protocol=Protocol.GRPC,
+        **{"unavailable": "it starts"} | settings,
+    )
+
+
+async def status_of(port: int, path: str, **options: Any) -> tuple[grpc.StatusCode, str]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            await channel.unary_unary(path)(b"", **options)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+    raise AssertionError("the call succeeded")
+
+
+def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            keyed = service("keyed", "keyed", needs_key=True)
+            await w.gateway.startup(table(service(), keyed, backend("plain", await w.server("p"))))
+            assert await status_of(w.port, "/iris.Handler/Predict") == (
+                Code.UNAVAILABLE,
+                "no replica is ready: it starts",
+            )
+            code, details = await status_of(w.port, "/keyed.Handler/Predict")
+            assert (code, "this API needs a key" in details) == (Code.UNAUTHENTICATED, True)
+            code, _ = await status_of(w.port, "/keyed.Handler/Predict", metadata=[("x-api-key", "wrong")])
+            assert code is Code.UNAUTHENTICATED
+            assert await status_of(w.port, "/other.Handler/Predict") == (
+                Code.UNIMPLEMENTED,
+                "no API has the path /other.Handler/Predict",
+            )
+            assert (await status_of(w.port, "/grpc.health.v1.Health/Check"))[0] is Code.UNAVAILABLE
+            # In JSON, the same errors have their HTTP status.
+            answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")
+            assert (answer.status, answer.headers["grpc-message"]) == (503, "no replica is ready: it starts")
+            assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
+
+    run(scenario())
+
+
+def test_the_metadata_of_a_call_selects_one_of_the_apis_of_a_service(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            one, two = (service(name, unavailable=f"{name} starts") for name in ("one", "two"))
+            split = Split("both", "/iris.Handler", (Share("two", 100),))
+            await w.gateway.startup(RoutingTable((one, two), (split,)))
+            assert "two starts" in (await status_of(w.port, "/iris.Handler/Predict"))[1]
+            metadata = [("x-cortex-api", "one")]
+            assert "one starts" in (await status_of(w.port, "/iris.Handler/Predict", metadata=metadata))[1]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("certificate", "bind"), [("", "8888\n"), ("PEM", " alpn h2,http/1.1\n")])
+def test_only_a_gateway_with_grpc_apis_serves_http_2(certificate: str, bind: str) -> None:
+    sockets = GatewaySockets("/s", "/n", "/i")
+    settings = GatewaySettings(certificate=certificate)
+    first = next(line for line in _lines(table(service()), settings, sockets) if "bind 127" in line)
+    assert f"{first}\n".endswith(bind)
+    plain = next(line for line in _lines(table(backend("plain")), settings, sockets) if "bind 127" in line)
+    assert "h2" not in plain
+    assert plain.endswith(("proto h1", "alpn http/1.1"))
+
+
+def _lines(routes: RoutingTable, settings: GatewaySettings, sockets: Any) -> list[str]:
+    return render(routes, settings, sockets).config.splitlines()
+
+
+def test_every_error_of_the_gateway_has_a_status() -> None:
+    assert {401, 403, 413, 502, 503, 504} <= set(GRPC_STATUSES)
+
+
+def test_a_table_with_grpc_apis_survives_its_json_form() -> None:
+    routes = RoutingTable((service(),), keys=(ApiKey("k", "0" * 64),))
+    assert table_from_json(table_to_json(routes)) == routes
+
+
+def test_grpcio_is_not_imported_by_the_gateway() -> None:
+    code = "import sys, cortex.gateway.config, cortex.supervisor.supervisor; assert 'grpc' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
