@@ -97,7 +97,10 @@ def load(config: str | os.PathLike[str] = "cortex.yaml", api: str | None = None)
     Raises: ConfigError with every mistake in the project; UserError if the code can't be imported or constructed.
     """
     project = LocalProject.read(find_config(Path(config)), os.environ)
-    return LoadedApi(project, _select(project, api))
+    selected = _select(project, api)
+    if selected.runs_command:
+        raise InputError(f"{selected.name} has type: command, which is a server of its own; test that")
+    return LoadedApi(project, selected)
 
 
 def _select(project: LocalProject, name: str | None) -> Api:

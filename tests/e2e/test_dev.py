@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import textwrap
@@ -346,3 +347,74 @@ def test_debuggers_of_several_apis_use_the_terminal_one_after_the_other(project:
         for client in clients:
             client.join()
         assert sorted(answers) == ["double", "other"]
+
+
+@pytest.mark.long
+def test_changed_requirements_rebuild_the_environment(project: Path) -> None:
+    package = project / "colors"
+    package.mkdir()
+    write(package, "pyproject.toml", '[project]\nname = "colors-of-test"\nversion = "1"\n')
+    write(package, "colors_of_test.py", "BEST = 'red'\n")
+    edit(project, 'return "text"', "import colors_of_test; return colors_of_test.BEST")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        assert call(url)[0] == 500
+        write(project, "requirements.txt", "./colors\n")
+        terminal.expect("double  building the environment of requirements.txt")
+        terminal.expect("colors-of-test")
+        terminal.expect("new process (the environment was rebuilt), ready", timeout_s=60)
+        assert call(url) == (200, "red")
+
+
+@pytest.mark.long
+def test_routes_of_a_class_are_served(project: Path) -> None:
+    edit(project, "import os", "import os\nimport cortex")
+    edit(
+        project,
+        "    def handle_get",
+        "    @cortex.route('GET', '/items/{number}')\n    def item(self, number: int):\n        return number\n\n"
+        "    def handle_get",
+    )
+    with DevTerminal(project) as terminal:
+        assert call(f"{terminal.url}/double/items/7") == (200, 7)
+        edit(project, "return number", "return number + 1")
+        terminal.expect("swapped Handler.item()")
+        assert call(f"{terminal.url}/double/items/7") == (200, 8)
+
+
+@pytest.mark.long
+def test_a_breakpoint_in_an_asynchronous_method_stops_in_the_terminal(project: Path) -> None:
+    edit(project, "    def handle_post", "    async def handle_post")
+    edit(project, "self.calls += 1", "self.calls += 1; breakpoint()")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        answers: list[Any] = []
+        client = threading.Thread(target=lambda: answers.append(call(url, {"x": 4})))
+        client.start()
+        terminal.expect("(Pdb) ")
+        terminal.type("c\n")
+        client.join()
+        assert answers[0][1]["y"] == 8
+
+
+@pytest.mark.long
+def test_an_interrupt_ends_a_debugger_and_a_call_that_blocks(project: Path) -> None:
+    edit(project, 'return "text"', "import time; time.sleep(1000)")
+    edit(project, "self.calls += 1", "self.calls += 1; breakpoint()")
+    for payload in ({"x": 4}, None):
+        with DevTerminal(project) as terminal:
+            url = f"{terminal.url}/double"
+            client = threading.Thread(target=lambda p=payload: _ignore(lambda: call(url, p)))  # noqa: B023
+            client.start()
+            if payload:
+                terminal.expect("(Pdb) ")
+            processes = terminal.processes()
+            assert terminal.interrupt() == 0
+            _, alive = psutil.wait_procs(processes, 10)
+            assert alive == []
+            client.join()
+
+
+def _ignore(work: Any) -> None:
+    with contextlib.suppress(Exception):
+        work()

@@ -52,6 +52,10 @@ class Upstream(Protocol):
     def signature(self) -> str:
         """Return the signature of its methods as JSON; "" if it is not known."""
 
+    @property
+    def has_routes(self) -> bool:
+        """Return whether methods of its class answer paths below the endpoint."""
+
     async def connect(self) -> socket.socket:
         """Return a connection to its process for one request; wait while it is reloaded. Raises: UnavailableError."""
 
@@ -248,6 +252,8 @@ def _route_below(target: Upstream, owner: Api, below: str) -> _Route | None:
         return _Route(target, documentation=below)
     if api.kind is not ApiKind.REALTIME:
         return _Route(target, endpoint or "/") if below.count("/") == 1 else None
+    if target.has_routes:
+        return _Route(target, endpoint or "/")
     if below == "/info":
         return _Route(target, asks_info=True)
     is_served = any(below == each or below.startswith(f"{each}/") for each in _SUBPATHS)

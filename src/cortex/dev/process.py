@@ -167,6 +167,10 @@ class _JobServer:
 
 
 def _create_server(spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop) -> DevServer:
+    if api.runs_command:
+        raise UserError(
+            "type: command is not run here; start its server itself: " + " ".join(api.handler.command or [])
+        )
     if api.kind is not ApiKind.REALTIME:
         return _JobServer(spec, api, loop)
     return _ApplicationServer(spec, loop) if api.is_application else _RequestServer(spec, loop)

@@ -30,6 +30,7 @@ from cortex.dev.terminal import Terminal, format_body, format_ms
 from cortex.errors import ConfigError, ConflictError, CortexError, Diagnostic
 from cortex.home import Home
 from cortex.lifecycle import ApiKind, JobStatus
+from cortex.payloads.signature import parse_signature
 from cortex.processes.backoff import Backoff
 from cortex.replica.spec import ReplicaSpec
 
@@ -81,6 +82,12 @@ class DevApi:
     def signature(self) -> str:
         """Return the signature of its methods as JSON; "" if it is not known."""
         return self._current.signature if self._current is not None else ""
+
+    @property
+    def has_routes(self) -> bool:
+        """Return whether methods of its class answer paths below the endpoint."""
+        signature = self.signature
+        return bool(signature) and bool(parse_signature(signature).routes)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -392,7 +399,11 @@ class DevSession:
                     pending.append(self._restart(each, started, "added"))
                 continue
             each = self._apis[name]
+            if changed & {*project.dependency_files(api)}:
+                each.release()  # the old code serves while packages are installed
+                self.terminal.line(f"{name}  building the environment of {api.handler.dependencies.pip}")
             spec = await self._prepare(project, api)
+            each.hold()
             reason = self._restart_reason(each, api, spec, names, before)
             has_changed = bool(names & each.modules) or not each.is_serving
             each.api, each.spec = api, spec

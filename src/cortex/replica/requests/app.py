@@ -316,7 +316,8 @@ class App:
 
 def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
     """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
-    kinds = {method.kind for method in predictor.methods.values()} | inference_kinds(predictor.inference_models)
+    methods = [*predictor.methods.values(), *(route.method for route in predictor.routes)]
+    kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
     return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
 
 

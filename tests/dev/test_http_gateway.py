@@ -1,0 +1,223 @@
+"""The HTTP server of `cortex dev`, in front of an API in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cortex.config.schema import Api
+from cortex.dev.http_gateway import DevGateway, UnavailableError
+from cortex.dev.local_api import RequestApi
+from cortex.dev.project import LocalProject, spec_for_this_process
+from cortex.home import Home
+
+CODE = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload, headers):
+        return {"payload": payload, "headers": dict(headers)}
+
+    def handle_get(self):
+        for number in range(3):
+            yield f"{number} "
+"""
+
+
+class Upstream:
+    """An API whose event loop and user code run on a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        project = LocalProject.read(folder / "cortex.yaml", {})
+        (self.api,) = project.diagnosis.apis
+        self.signature = ""
+        self.has_routes = False
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.failure = ""
+        self.loop = asyncio.new_event_loop()
+        self.served = RequestApi(spec_for_this_process(project, self.api, Home(folder / "home"), {}), self.loop)
+        self.served.load()
+        self.thread = threading.Thread(target=self.served.runner.run, daemon=True)
+        self.thread.start()
+
+    async def connect(self) -> socket.socket:
+        await self.is_open.wait()
+        if self.failure:
+            raise UnavailableError(self.failure)
+        ours, theirs = socket.socketpair()
+        self.loop.call_soon_threadsafe(self.served.add, theirs, lambda connection: None)
+        return ours
+
+    def disconnect(self, connection: socket.socket) -> None:
+        pass
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.served.runner.stop)
+        self.thread.join()
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Iterator[Upstream]:
+    (tmp_path / "cortex.yaml").write_text("- name: one\n  kind: RealtimeAPI\n  handler: {type: python, path: one.py}\n")
+    (tmp_path / "one.py").write_text(CODE)
+    made = Upstream(tmp_path)
+    yield made
+    made.close()
+
+
+async def exchange(port: int, *pieces: bytes) -> bytes:
+    """Send pieces, and return everything until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+    data = await reader.read()
+    writer.close()
+    return data
+
+
+def run(upstream: Any, *pieces: bytes) -> tuple[bytes, list[tuple[str, str, str, int]]]:
+    """Return the responses to one connection, and what was logged."""
+    logged: list[tuple[str, str, str, int]] = []
+
+    async def main() -> bytes:
+        gateway = DevGateway(lambda api, method, path, status, seconds: logged.append((api, method, path, status)))
+        gateway.upstreams = [upstream]
+        port = await gateway.start("127.0.0.1", 0)
+        try:
+            return await exchange(port, *pieces)
+        finally:
+            await gateway.stop()
+
+    return asyncio.run(main()), logged
+
+
+JSON = b"content-type: application/json\r\n"
+LAST = b"connection: close\r\n\r\n"
+
+
+def test_a_request_gets_an_id_and_loses_headers_that_clients_cannot_set(upstream: Upstream) -> None:
+    request = b"POST /one HTTP/1.1\r\nhost: a\r\nx-cortex-endpoint: /x\r\nX-Color: red\r\n" + JSON
+    response, logged = run(upstream, request + b"content-length: 2\r\n" + LAST + b"[1")
+    assert response.startswith(b"HTTP/1.1 400")
+    response, logged = run(upstream, request + b"content-length: 3\r\n" + LAST, b"[1", b"]")
+    head, _, body = response.partition(b"\r\n\r\n")
+    found = json.loads(body)
+    assert found["payload"] == [1]
+    assert found["headers"]["x-color"] == "red"
+    assert found["headers"]["x-forwarded-for"] == "127.0.0.1"
+    assert "x-cortex-endpoint" not in found["headers"]
+    assert found["headers"]["x-cortex-request-id"].encode() in head
+    assert logged == [("one", "POST", "/one", 200)]
+
+
+def test_chunked_bodies_streams_and_several_requests_on_a_connection(upstream: Upstream) -> None:
+    chunked = (
+        b"POST /one HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
+        + JSON
+        + b"\r\n2\r\n[1\r\n1\r\n]\r\n0\r\n\r\n"
+    )
+    stream = b"GET /one HTTP/1.1\r\nhost: a\r\n\r\n"
+    response, logged = run(upstream, chunked, stream + b"HEAD /one HTTP/1.1\r\nhost: a\r\n" + LAST)
+    assert b'"payload":[1]' in response
+    assert b"0 \r\n2\r\n1 \r\n2\r\n2 \r\n0\r\n\r\nHTTP/1.1" in response
+    assert [status for *_, status in logged] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "text"),
+    [
+        (b"GET /two HTTP/1.1", 404, b"no API has the path"),
+        (b"GET /one/below HTTP/1.1", 404, b"no API has the path"),
+        (b"GET /oneself HTTP/1.1", 404, b"no API has the path"),
+        (b"GET /healthz HTTP/1.1", 200, b'"ok": true'),
+        (b"GET /one/v2/health/live HTTP/1.1", 200, b'"live":true'),
+        (b"GET /one/openapi.json HTTP/1.1", 200, b'"openapi":"3.1.0"'),
+        (b"GET /one/docs HTTP/1.1", 200, b"swagger-ui"),
+        (b"GET /one/docs/none.js HTTP/1.1", 404, b"has no file"),
+        (b"PATCH /one HTTP/1.1", 405, b"PATCH is not supported"),
+        (b"what is this", 400, b"not valid HTTP"),
+    ],
+)  # fmt: skip
+def test_paths(upstream: Upstream, request_line: bytes, status: int, text: bytes) -> None:
+    response, _ = run(upstream, request_line + b"\r\nhost: a\r\n" + LAST)
+    assert response.startswith(b"HTTP/1.1 %d" % status)
+    assert text in response
+
+
+def test_requests_are_held_and_an_api_without_a_process_says_why(upstream: Upstream) -> None:
+    request = b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST
+
+    async def main() -> tuple[bytes, bytes]:
+        gateway = DevGateway(lambda *_: None)
+        gateway.upstreams = [upstream]
+        port = await gateway.start("127.0.0.1", 0)
+        upstream.is_open.clear()
+        held = asyncio.create_task(exchange(port, request))
+        done, _ = await asyncio.wait([held], timeout=0.1)
+        assert not done
+        upstream.is_open.set()
+        first = await held
+        upstream.failure = "one does not run: ValueError"
+        second = await exchange(port, request)
+        await gateway.stop()
+        return first, second
+
+    first, second = asyncio.run(main())
+    assert first.startswith(b"HTTP/1.1 200")
+    assert second.startswith(b"HTTP/1.1 503")
+    assert b"one does not run: ValueError" in second
+
+
+def test_a_process_that_ends_before_it_answers_is_reported() -> None:
+    class Dead:
+        api = Api.model_validate({"name": "one", "kind": "RealtimeAPI", "networking": {}})
+        signature, has_routes = "", False
+
+        async def connect(self) -> socket.socket:
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            return ours
+
+        def disconnect(self, connection: socket.socket) -> None:
+            pass
+
+    response, logged = run(Dead(), b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST)
+    assert response.startswith(b"HTTP/1.1 502")
+    assert logged == [("one", "GET", "/one", 502)]
+
+
+def test_the_api_of_a_splitter_is_drawn_by_weight(upstream: Upstream) -> None:
+    split = SimpleNamespace(
+        api=Api.model_validate(
+            {
+                "name": "split",
+                "kind": "TrafficSplitter",
+                "networking": {},
+                "apis": [{"name": "one", "weight": 100}, {"name": "gone", "weight": 0}],
+            }
+        ),
+        signature="",
+        has_routes=False,
+    )
+
+    async def main() -> bytes:
+        gateway = DevGateway(lambda *_: None)
+        gateway.upstreams = [upstream, split]  # type: ignore[list-item]
+        port = await gateway.start("127.0.0.1", 0)
+        response = await exchange(port, b"GET /split HTTP/1.1\r\nhost: a\r\n" + LAST)
+        await gateway.stop()
+        return response
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 200")
