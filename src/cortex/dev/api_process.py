@@ -89,7 +89,9 @@ class ApiProcess:
         self._link, theirs = Link.pair()
         token = self._debug.token
         descriptors = (theirs.sock.fileno(), token.read, token.write)
-        command = [self.spec.python or "python", "-m", "cortex.dev.process", *map(str, descriptors)]
+        # With frozen modules, debuggers of editors miss breakpoints.
+        options = ["-X", "frozen_modules=off"] if self._debug.port is not None else []
+        command = [self.spec.python, *options, "-m", "cortex.dev.process", *map(str, descriptors)]
         environ = {**self._environ, **self.spec.env}
         self._process = subprocess.Popen(command, env=environ, pass_fds=descriptors)
         theirs.sock.close()  # without a shutdown: the process has the other end

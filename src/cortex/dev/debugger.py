@@ -8,11 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pdb
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cortex.replica.monitoring.request_log import write_log
+
 _TOKEN = b"t"
+_PORT_POLL_S = 0.05
 
 
 class TerminalToken:
@@ -69,13 +75,32 @@ def install(token: TerminalToken, on_change: Callable[[bool], object]) -> None:
 
 
 def listen(port: int) -> str | None:
-    """Let debuggers of editors attach at a port of this machine; return why that is not possible."""
+    """Let debuggers of editors attach at a port of this machine; return why that is not possible.
+
+    The process that this one replaces may still have the port: this one gets it once the other has ended.
+    """
     try:
         import debugpy  # type: ignore[import-not-found]  # noqa: PLC0415 - an optional dependency
     except ModuleNotFoundError:
         return "debugpy is not installed; add debugpy to requirements.txt, or install it beside cortex"
-    try:
-        debugpy.listen(("127.0.0.1", port))
-    except (OSError, RuntimeError) as error:
-        return f"debugpy can't listen on port {port}: {error}"
+
+    def begin() -> None:
+        while not _is_free(port):
+            time.sleep(_PORT_POLL_S)
+        try:
+            debugpy.listen(("127.0.0.1", port))
+        except (OSError, RuntimeError) as error:
+            write_log(f"debugpy can't listen on port {port}: {error}\n")
+
+    threading.Thread(target=begin, name="cortex-debugpy", daemon=True).start()
     return None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
