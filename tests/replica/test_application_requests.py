@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -219,8 +220,8 @@ def test_a_body_of_another_length_than_declared_is_an_error_of_the_application()
     with running_replica(source, type="asgi", app="app") as replica:
         replica.wait_ready()
         assert [ask(replica, f"/?{declared}").status for declared in (3, 4, 5)] == [500, 200, 500]
-        assert "the body is longer than its content-length, 3" in replica.log()
-        assert "the body has 4 bytes, but its content-length is 5" in replica.log()
+        wait_until(lambda: "the body is longer than its content-length, 3" in replica.log())
+        wait_until(lambda: "the body has 4 bytes, but its content-length is 5" in replica.log())
 
 
 def test_background_tasks_do_not_occupy_the_connection() -> None:
@@ -344,6 +345,39 @@ def test_a_blocked_event_loop_ends_the_process() -> None:
         replica.wait_ready()
         assert ask(replica, "/").status == 504
         replica.wait_ready()
+
+
+def test_a_call_that_blocks_the_event_loop_is_named_with_its_line() -> None:
+    source = """
+        import asyncio, os, time
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.get("/block")
+        async def block():
+            while not os.path.exists(os.path.join(os.environ["SHARED_FOLDER"], "go")):
+                time.sleep(0.01)
+
+        @app.get("/wait")
+        async def wait():
+            await asyncio.sleep(1000)
+    """
+    with running_replica(source, type="asgi", app="app") as replica, ThreadPoolExecutor(1) as pool:
+        replica.wait_ready()
+        with socket.socket(socket.AF_UNIX) as waiting:
+            waiting.connect(replica.spec.sockets[0])
+            waiting.sendall(b"GET /app/wait HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n\r\n")
+            blocked = pool.submit(ask, replica, "/block", **{"x-cortex-request-id": "blocking-id"})
+            wait_until(lambda: "request blocking-id blocks the event loop" in replica.log())
+            wait_until(lambda: "in block" in replica.log())
+            with open(f"{replica.spec.run_dir}/go", "w"):  # noqa: PTH123
+                pass
+            assert blocked.result().status == 200
+        wait_until(lambda: "the event loop was blocked for " in replica.log())
+        lines = [line for line in replica.log().splitlines() if "blocking-id" in line]
+        assert any('File "handler.py"' in line and "in block" in line for line in lines), lines
+        assert not any("site-packages" in line for line in lines), lines
 
 
 def test_a_class_has_its_model_at_hand() -> None:

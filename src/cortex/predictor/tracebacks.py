@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from cortex.errors import ModelError, UserError
 from cortex.predictor.importing import suggest_requirement
@@ -42,6 +43,16 @@ def format_user_traceback(exc: BaseException, begins_in_project: bool = False) -
         shown.stack[:] = _from_project(shown.stack, _prefix())
     _strip(shown, _prefix(), set())
     return "".join(shown.format())
+
+
+def format_user_stack(frame: FrameType) -> str:
+    """Format where a thread is: its frames from the first one of the project on, without those of Cortex."""
+    stack = traceback.StackSummary.extract(traceback.walk_stack(frame))
+    stack.reverse()
+    stack[:] = [each for each in _from_project(stack, _prefix()) if not _is_ours(each.filename)]
+    for each in stack:
+        each.filename = each.filename.removeprefix(_prefix())
+    return "".join(stack.format())
 
 
 def _prefix() -> str:

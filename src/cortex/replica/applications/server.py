@@ -22,6 +22,7 @@ from cortex.replica.applications.application_scope import http_scope, websocket_
 from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.applications.http_call import HttpCall
 from cortex.replica.applications.lifespan import Lifespan
+from cortex.replica.applications.loop_watchdog import LoopWatchdog
 from cortex.replica.applications.route_metrics import RouteRecorder, route_template
 from cortex.replica.applications.websocket_call import NORMAL, RESTART, WebSocketCall
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
@@ -80,6 +81,7 @@ class ApplicationServer:
         self._ticker: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._next_deadline_ns = _NEVER_NS  #: when the timer fires
+        self._watchdog = LoopWatchdog(loop, self._log_id_of, lambda: not self._running)
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
@@ -123,6 +125,8 @@ class ApplicationServer:
         connection.call = call
         self._running.add(running)
         running.start(call, self._lifespan.app)
+        if not self.is_wsgi:
+            self._watchdog.watch()
 
     # End.
 
@@ -145,6 +149,15 @@ class ApplicationServer:
         method = scope.get("method", "WEBSOCKET")
         status = running.call.status or CLIENT_CLOSED_REQUEST
         self._routes.record(method, route_template(scope, root_path), status, seconds)
+
+    def _log_id_of(self, task: asyncio.Task[Any]) -> bytes:
+        """Return the id of the request that a task belongs to; empty if it is unknown. On any thread."""
+        for running in list(self._running):
+            if running.task is task:
+                return running.log_id
+        get_context = getattr(task, "get_context", None)  # of a task that the application has started; Python 3.12
+        found: bytes = get_context().get(REQUEST, b"") if get_context is not None else b""
+        return found
 
     def logs_hint(self) -> str:
         """Return the end of the message of a failed request."""
@@ -193,7 +206,7 @@ class _RunningCall:
         self.task: asyncio.Task[None]
         self._server = server
         self._connection = connection
-        self._log_id = connection.log_id
+        self.log_id = connection.log_id
         self._span = connection.span
         self._arrived_ns = connection.arrived_ns
         self.deadline_ns = deadline_ns
@@ -286,7 +299,7 @@ class _RunningCall:
     # The call.
 
     async def _run(self, app: Any) -> None:
-        REQUEST.set(self._log_id)
+        REQUEST.set(self.log_id)
         if self._span is not None:
             self._span.enter()
         call = self.call
@@ -338,4 +351,4 @@ class _RunningCall:
 
     @property
     def _id(self) -> str:
-        return self._log_id.decode("latin-1").partition(":")[0]
+        return self.log_id.decode("latin-1").partition(":")[0]
