@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
+
+import psutil
+import pytest
 
 from harness.installations.example_cases import EXAMPLES_DIR
 from harness.installations.installation import Installation
@@ -29,3 +34,14 @@ def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Ins
         cortex.cortex("deploy", project)
         wait_until(lambda: not first & cortex.pids("own-server"))
     assert set(summary["statuses"]) == {"200"}, summary
+
+
+@pytest.mark.long
+def test_a_replica_without_its_supervisor_is_replaced_and_leaves_no_process(cortex: Installation) -> None:
+    cortex.cortex("deploy", EXAMPLES_DIR / "own-server")
+    wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
+    (replica,) = cortex.status()["replicas"]
+    os.kill(replica["supervisor_pid"], signal.SIGKILL)
+    wait_until(lambda: not cortex.pids("own-server") & {None, replica["pid"]} and cortex.pids("own-server"))
+    wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
+    wait_until(lambda: not psutil.pid_exists(replica["pid"]))

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.supervisor.command_worker import error_line
 from harness.replicas.applications import FROM_GATEWAY
 from harness.replicas.commands import ON_PORT, ON_SOCKET, running_command
 from harness.replicas.replicas import Answer, Replica
@@ -43,6 +44,19 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["Traceback:", "  File x", "ValueError: bad weights"], "ValueError: bad weights"),
+        (["Error: no weights", "    at Object.<anonymous> (server.js:1:7)", "", "Node.js v20"], "Error: no weights"),
+        (["usage: server PORT"], "usage: server PORT"),
+        ([], ""),
+    ],
+)
+def test_the_line_that_names_the_error_is_found(lines: list[str], found: str) -> None:
+    assert error_line(lines) == found
+
+
 @pytest.mark.parametrize("command", [ON_PORT, ON_SOCKET])
 def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, ...]) -> None:
     with running_command(*command, readiness="/health") as replica:
@@ -71,6 +85,25 @@ def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, .
         assert "o arguments" in replica.log()
 
 
+def test_a_server_of_one_connection_at_a_time_is_not_blocked_by_an_idle_one() -> None:
+    source = """
+        import http.server, sys
+        class Answers(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("content-length", "2")
+                self.end_headers()
+                self.wfile.write(b"ok")
+        http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+    """
+    with running_command(source=source, readiness="/") as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        answers = list(pool.map(lambda number: ask(replica, f"/{number}", "GET"), range(8)))
+        assert [answer.body for answer in answers] == [b"ok"] * 8
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("on_disconnect", "seen"), [("cancel", "closed"), ("finish", "open")])
 def test_a_server_notices_that_its_client_disconnected_unless_it_may_finish(on_disconnect: str, seen: str) -> None:
     source = """
@@ -97,12 +130,14 @@ def test_a_server_notices_that_its_client_disconnected_unless_it_may_finish(on_d
         wait_until(lambda: f"o {seen}" in replica.log(), message=replica.log())
 
 
+@pytest.mark.long
 def test_a_server_gets_requests_of_another_machine_without_the_secret_of_the_gateway() -> None:
     with running_command(listen_host="127.0.0.1", gateway_secret="s3cret") as replica:
         replica.wait_ready()
         assert "s3cret" not in ask(replica, "/x").body.decode()
 
 
+@pytest.mark.long
 def test_the_prefix_stays_if_the_server_wants_it() -> None:
     with running_command(strip_prefix=False) as replica:
         replica.wait_ready()
@@ -144,6 +179,7 @@ def test_a_command_that_exits_at_its_start_is_reported_with_its_last_lines() -> 
         assert "the weights are bad" in answer.json["error"]
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_exist_is_reported() -> None:
     with running_command("no-such-server") as replica:
         failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,10 @@ from cortex.supervisor.request_worker import RequestWorker, WorkerOutput
 #: Output of a command that is kept until it is ready.
 _TAIL_BYTES = 8 * 1024
 _TAIL_LINES = 20
+#: Interval of measurements of memory, which read a file per thread.
+_MEASURE_S = 0.25
+#: What the line has that names an error: `ValueError: bad weights`, `Error: no weights`, `thread 'main' panicked`.
+_ERROR = re.compile(r"error|exception|panic|fatal", re.IGNORECASE)
 #: Time to stop the proxy, in addition to that of the command.
 _PROXY_EXIT_S = 0.5
 
@@ -26,6 +32,11 @@ class CommandWorker(RequestWorker):
     """A slot whose processes pass requests to the server of a command, which they start."""
 
     exit_s = STOP_S + _PROXY_EXIT_S
+    _command_pid = 0
+    _wait_status: int | None = None  #: of the command, once it has ended
+    _tail = b""
+    _memory_bytes = 0
+    _measure_at = 0.0
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
@@ -41,13 +52,19 @@ class CommandWorker(RequestWorker):
     @property
     def memory_bytes(self) -> int:
         """The resident memory of the command and of the processes that it has started."""
-        return sum(map(resident_bytes, process_tree(self._command_pid))) if self._command_pid else 0
+        now = time.monotonic()
+        if self._command_pid and now >= self._measure_at:
+            self._measure_at = now + _MEASURE_S
+            self._memory_bytes = sum(map(resident_bytes, process_tree(self._command_pid)))
+        return self._memory_bytes
 
     def _on_start(self) -> None:
         super()._on_start()
         self._command_pid = 0
-        self._wait_status: int | None = None  # of the command, once it has ended
+        self._wait_status = None
         self._tail = b""
+        self._memory_bytes = 0
+        self._measure_at = 0.0
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the process. Raises: KeyError, TypeError, ValueError if the command wrote it."""
@@ -78,11 +95,16 @@ class CommandWorker(RequestWorker):
 
     def _start_problem(self, wait_status: int) -> str:
         reason = f"the command {name_death(wait_status, 0).message} before it was ready"
-        lines = self._last_lines().splitlines()
         if wait_status == 0:
             return f"{reason}: it must run in the foreground"
-        return f"{reason}: {lines[-1]}" if lines else reason
+        line = error_line(self._last_lines().splitlines())
+        return f"{reason}: {line}" if line else reason
 
     def _last_lines(self) -> str:
         lines = self._tail.decode(errors="replace").strip().splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
+
+
+def error_line(lines: Sequence[str]) -> str:
+    """Return the last line that names an error, else the last line."""
+    return next((line.strip() for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "")

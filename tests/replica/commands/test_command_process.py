@@ -50,6 +50,7 @@ def test_a_command_gets_its_address_and_the_programs_of_the_project() -> None:
     assert environ == {
         "PATH": f"/env/bin{os.pathsep}/bin",
         "A": "b",
+        "PYTHONUNBUFFERED": "1",
         "CORTEX_SOCKET": "/s/a-1s",
         "CORTEX_ENDPOINT": "/own",
         "PORT": "20001",

@@ -73,6 +73,7 @@ class Answers:
     """When the server has last answered, as `CommandServer` knows it."""
 
     timeout_s = 0.0
+    is_stopping = False
 
     def __init__(self, answered_at: float) -> None:
         self.answered_at = answered_at

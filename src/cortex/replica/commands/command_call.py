@@ -110,6 +110,7 @@ class CommandCall:
             if self._connection.open or self._connection.is_abandoned or self._is_upgraded:
                 self._end()
             return  # else the server finishes, and its response is discarded
+        self._touch(self._settings.websocket_idle_s if self._is_upgraded else None)
         if not self._is_sent:
             self._send_request()
         if self._connection.unsent_bytes <= MAX_UNSENT_BYTES:

@@ -1,7 +1,7 @@
 """Connections to the server of a command, kept open between requests.
 
-A connection has one request at a time. It is used again only within a moment of its last response: servers close idle
-connections, some after two seconds, and a request that meets the close would be lost.
+A connection has one request at a time. It is closed a moment after its last response: servers close idle connections
+too, some after two seconds, and a request that meets the close would be lost. Others serve one connection at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 #: Address of a server: the path of a unix socket, or host and port.
 Address = str | tuple[str, int]
 
-#: An idle connection is used again within this time.
-_REUSE_S = 1.0
+#: An idle connection is closed after this time.
+_IDLE_S = 0.5
 #: Interval of attempts to connect while the server accepts no connection.
 _RETRY_S = 0.02
 
@@ -42,18 +42,17 @@ class UpstreamPool:
         self.loop = loop
         self.address = address
         self.buffer = buffer
-        self._idle: deque[UpstreamConnection] = deque()
+        self._idle: deque[UpstreamConnection] = deque()  #: the least recently used first
+        self._timer: asyncio.TimerHandle | None = None
 
     def acquire(self, receiver: Receiver) -> UpstreamConnection:
         """Return a connection for a request: the one used last, or a new one."""
-        while self._idle:
-            connection = self._idle.pop()
-            if self.loop.time() - connection.idle_since < _REUSE_S:
-                connection.receiver = receiver
-                connection.is_reused = True
-                return connection
-            connection.close()
-        return self.connect(receiver)
+        if not self._idle:
+            return self.connect(receiver)
+        connection = self._idle.pop()
+        connection.receiver = receiver
+        connection.is_reused = True
+        return connection
 
     def connect(self, receiver: Receiver) -> UpstreamConnection:
         """Return a new connection for a request."""
@@ -67,7 +66,16 @@ class UpstreamPool:
         connection.idle_since = self.loop.time()
         connection.resume()
         self._idle.append(connection)
-        while self.loop.time() - self._idle[0].idle_since > _REUSE_S:
+        if self._timer is None:
+            self._timer = self.loop.call_later(_IDLE_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        self._timer = None
+        while self._idle:
+            delay_s = self._idle[0].idle_since + _IDLE_S - self.loop.time()
+            if delay_s > 0:
+                self._timer = self.loop.call_later(delay_s, self._close_idle)
+                return
             self._idle.popleft().close()
 
     def remove(self, connection: UpstreamConnection) -> None:

@@ -105,7 +105,7 @@ async def _report_end(
 async def _watch(spec: ReplicaSpec, server: CommandServer, address: Address, channel: Channel) -> None:
     """Let the supervisor end a server that has answered neither probes nor requests for long."""
     is_silent = False
-    while True:
+    while not server.is_stopping:
         await asyncio.sleep(PROBE_S)
         result = await probe(address, spec.readiness)
         if result.is_ready:
@@ -113,6 +113,6 @@ async def _watch(spec: ReplicaSpec, server: CommandServer, address: Address, cha
         silent_s = time.monotonic() - server.answered_at
         if silent_s > SILENCE_S + server.timeout_s:
             channel.send("unresponsive", message=f"{result.problem}; no request was answered for {silent_s:.0f} s")
-        elif not result.is_ready and not is_silent:
+        elif not result.is_ready and not is_silent and not server.is_stopping:
             write_log(f"the command does not answer: {result.problem}\n")
         is_silent = not result.is_ready

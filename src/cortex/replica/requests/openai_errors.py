@@ -1,6 +1,6 @@
 """Errors in the form of OpenAI's API, whose clients raise typed exceptions for them.
 
-APIs with routes answer with it at paths below `<endpoint>/v1`: the gateway, workers and supervisors.
+APIs with routes, and commands, answer with it at paths below `<endpoint>/v1`: the gateway, workers and supervisors.
 """
 
 from __future__ import annotations
