@@ -26,7 +26,7 @@ STOP_S = 2.0
 
 @dataclass(frozen=True)
 class DebugSettings:
-    """How the processes of all APIs are debugged."""
+    """Settings of the debuggers of all processes."""
 
     token: TerminalToken
     port: int | None = None  #: of debugpy; None: it is not started

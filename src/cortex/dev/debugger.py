@@ -54,7 +54,7 @@ class TerminalToken:
 
 
 def install(token: TerminalToken, on_change: Callable[[bool], object]) -> None:
-    """Let all debuggers of this process wait for the terminal; `on_change` is called when one begins and ends."""
+    """Make all debuggers of this process wait for the terminal; `on_change` is called when one begins and ends."""
 
     class TerminalPdb(pdb.Pdb):
         def interaction(self, *args: Any, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ def install(token: TerminalToken, on_change: Callable[[bool], object]) -> None:
 
 
 def listen(port: int) -> str | None:
-    """Let debuggers of editors attach at a port of this machine; return why that is not possible.
+    """Accept debuggers of editors at a port of this machine; return why that is not possible.
 
     The process that this one replaces may still have the port: this one gets it once the other has ended.
     """

@@ -42,6 +42,7 @@ STREAM_S = 1.0
 _DRAIN_S = 30.0
 #: The next process is prepared once the current one has been ready for this long.
 _STANDBY_DELAY_S = 0.5
+_EXIT_POLL_S = 0.01
 _RESTART_BACKOFF = Backoff(0.1, 5.0)
 _PORTS_TRIED = 20
 _SAMPLE_TIMEOUT_S = 600.0
@@ -118,7 +119,7 @@ class DevApi:
                 process.requests += 1
                 self._owners[connection] = process
                 return connection
-            await asyncio.sleep(0)  # it has ended; `_on_exit` follows
+            await asyncio.sleep(_EXIT_POLL_S)  # it has ended; `_on_exit` follows
 
     def disconnect(self, connection: socket.socket) -> None:
         """Note that a request has ended."""
@@ -130,7 +131,7 @@ class DevApi:
         self._open.clear()
 
     def release(self) -> None:
-        """Let requests pass."""
+        """Forward requests again."""
         self._open.set()
 
     # Changes.
@@ -371,7 +372,7 @@ class DevSession:
                 each.hold()
             try:
                 await self._apply(changed, started)
-            except CortexError as error:
+            except (CortexError, OSError) as error:  # OSError: files that are being replaced
                 self._report_error(error)
             finally:
                 for each in self._apis.values():
@@ -473,7 +474,7 @@ class DevSession:
         if each.is_serving:
             self.terminal.line(f"{name}  the old code goes on serving")
 
-    def _report_error(self, error: CortexError) -> None:
+    def _report_error(self, error: CortexError | OSError) -> None:
         self._has_failed = True
         if isinstance(error, ConfigError):
             for diagnostic in error.diagnostics:

@@ -29,7 +29,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _RUN_AT_START = frozenset({"load_model", "init"})
 #: Methods of a class that run when its name is called, or when it is the base of another class.
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"})
-#: Decorators that keep the function itself, or call it anew each time. Others may have compiled or cached it.
+#: Decorators that keep the function itself. Others may have compiled or cached it.
 _KEEPING_FUNCTIONS = frozenset(
     {
         *("staticmethod", "classmethod", "property", "getter", "setter", "deleter"),
@@ -56,7 +56,7 @@ class FunctionKey:
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """What has to be done to the functions of one module."""
+    """Functions of one module to replace, add and remove."""
 
     changed: tuple[FunctionKey, ...] = ()  #: functions whose behaviour has changed
     added: tuple[FunctionKey, ...] = ()
