@@ -237,3 +237,10 @@ def test_examples_answer_their_samples(example: str) -> None:
     folder = ROOT / "examples" / example
     with cortex.testing.load(folder) as api:
         assert api.post(json.loads((folder / "sample.json").read_text())).status == 200
+
+
+def test_an_api_that_is_no_class_or_application_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cortex.yaml"
+    file.write_text("- name: own\n  kind: RealtimeAPI\n  handler: {type: command, command: [python3, server.py]}\n")
+    with pytest.raises(InputError, match="own has type: command"):
+        cortex.testing.load(file)

@@ -100,6 +100,10 @@ def load(config: str | os.PathLike[str] = "cortex.yaml", api: str | None = None)
     selected = _select(project, api)
     if selected.runs_command:
         raise InputError(f"{selected.name} has type: command, which is a server of its own; test that")
+    if selected.is_grpc:
+        raise InputError(
+            f"{selected.name} serves gRPC, which can't be called in a test; construct its class in the test"
+        )
     return LoadedApi(project, selected)
 
 

@@ -94,6 +94,7 @@ def test_a_changed_method_is_swapped_and_a_changed_constructor_starts_a_new_proc
         assert third["pid"] != first["pid"]
 
 
+@pytest.mark.long
 def test_the_old_code_serves_while_the_new_one_has_a_mistake(project: Path) -> None:
     with DevTerminal(project) as terminal:
         url = f"{terminal.url}/double"
@@ -113,6 +114,7 @@ def test_the_old_code_serves_while_the_new_one_has_a_mistake(project: Path) -> N
         assert call(url, {"x": 1})[1]["y"] == 2
 
 
+@pytest.mark.long
 def test_a_failed_request_shows_the_frames_of_the_user(project: Path) -> None:
     with DevTerminal(project) as terminal:
         status, body = call(f"{terminal.url}/double", {})
@@ -181,6 +183,7 @@ def test_an_interrupt_leaves_no_process_no_port_and_no_file(project: Path) -> No
     assert not (project.parent / "home").exists()
 
 
+@pytest.mark.long
 def test_it_ends_with_an_error_if_the_project_has_a_mistake(project: Path) -> None:
     edit(project, "type: python", "type: pythn", "cortex.yaml")
     with DevTerminal(project) as terminal:

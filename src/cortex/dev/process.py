@@ -171,6 +171,8 @@ def _create_server(spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop)
         raise UserError(
             "type: command is not run here; start its server itself: " + " ".join(api.handler.command or [])
         )
+    if api.is_grpc:
+        raise UserError("gRPC is not served here; deploy the API to call it")
     if api.kind is not ApiKind.REALTIME:
         return _JobServer(spec, api, loop)
     return _ApplicationServer(spec, loop) if api.is_application else _RequestServer(spec, loop)
