@@ -6,6 +6,7 @@ ones. A prompt is read like an answer, one token per step, while the others go o
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 
 import numpy as np
@@ -69,7 +70,8 @@ class Engine:
         """Yield the text of each token."""
         self._waiting.append(sequence)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+            # In an empty context: what the model prints belongs to no request.
+            self._task = asyncio.create_task(self._run(), context=contextvars.Context())
         try:
             while (answered := await sequence.answered.get()) is not None:
                 if isinstance(answered, Exception):

@@ -48,25 +48,28 @@ class Transformer:
         The three arguments are lists of the same length. The weights are read once for all sequences: in a large
         model, a step for sixteen takes little longer than a step for one.
         """
-        slots, positions = np.array(slots), np.array(positions)
         x = self.embedding[tokens] + self.positions[positions]
-        length = positions.max() + 1
-        is_future = np.arange(length) > positions[:, None]  # sequences have different lengths
         for layer in range(len(self.queries)):
             normal = _normalize(x)
             query, key, value = (
                 (normal @ each[layer]).reshape(len(x), self.heads, -1)
                 for each in (self.queries, self.keys, self.values)
             )
-            self.key_cache[layer, slots, :, positions] = key
-            self.value_cache[layer, slots, :, positions] = value
-            past_keys = self.key_cache[layer, slots, :, :length]  # sequence, head, position, dimension
-            past_values = self.value_cache[layer, slots, :, :length]
-            scores = (past_keys @ query[..., None])[..., 0] / np.sqrt(query.shape[-1])
-            attention = _softmax(np.where(is_future[:, None, :], -np.inf, scores))
-            x = x + (attention[:, :, None, :] @ past_values).reshape(x.shape) @ self.outputs[layer]
+            attended = np.empty_like(query)
+            for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+                self.key_cache[layer, slot, :, position] = key[row]
+                self.value_cache[layer, slot, :, position] = value[row]
+                attended[row] = self._attend(layer, slot, position, query[row])
+            x = x + attended.reshape(x.shape) @ self.outputs[layer]
             x = x + np.maximum(_normalize(x) @ self.widen[layer], 0) @ self.narrow[layer]
         return _normalize(x) @ self.unembedding
+
+    def _attend(self, layer, slot, position, query):
+        """Return what a token takes from those before it in its sequence, which no other sequence sees."""
+        keys = self.key_cache[layer, slot, :, : position + 1]  # head, position, dimension
+        values = self.value_cache[layer, slot, :, : position + 1]
+        scores = (keys @ query[..., None])[..., 0] / np.sqrt(query.shape[-1])
+        return (_softmax(scores)[:, None, :] @ values)[:, 0]
 
     def choose(self, scores, temperature, random):
         """Return the next token: the most likely one at temperature 0, otherwise a random one by its probability."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ SOURCE = """
             finally:
                 open(os.path.join(SHARED, "closed"), "w").close()
 
+        @cortex.route("GET", "/together")
+        async def together(self):
+            self.inside = getattr(self, "inside", 0) + 1
+            while self.inside < 4:
+                await asyncio.sleep(0.001)
+            return self.inside
+
         @cortex.route("GET", "/chunks")
         def chunks(self):
             yield {"n": 1}
@@ -111,8 +119,16 @@ def test_routes_answer_below_the_endpoint_and_the_other_methods_at_it(replica: R
     assert call(replica, "/chunks").body == b'{"n":1}\n{"n":2}\n'
     assert call(replica, "/sse").headers["content-type"].startswith("text/event-stream")
     assert replica.request([1]).json == {"endpoint": [1]}
-    assert len(replica.request(method="GET").json["routes"]) == 8
+    assert len(replica.request(method="GET").json["routes"]) == 9
     assert call(replica, "/v2/health/live").json == {"live": True}
+
+
+def test_calls_of_async_routes_share_the_event_loop() -> None:
+    with running_replica(SOURCE.replace("def handle_post", "def helper"), timeout_s=10) as replica:
+        assert replica.wait_ready().slots > 4
+        with ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(lambda _: call(replica, "/together"), range(4)))
+        assert [answer.json for answer in answers] == [4] * 4
 
 
 def test_paths_and_verbs_without_a_route_are_refused(replica: Replica) -> None:

@@ -100,8 +100,7 @@ class RequestApi:
         self._app = self._new_app()
 
     def _new_app(self) -> App:
-        methods = [*self.predictor.methods.values(), *(route.method for route in self.predictor.routes)]
-        if any(method.needs_headers or method.needs_query_params for method in methods):
+        if any(method.needs_headers or method.needs_query_params for method in self.predictor.all_methods):
             make_headers(())  # imports starlette, which would delay the first request
         slots = call_slots(self._spec, self.predictor)
         return App(self._spec, self.predictor, self.runner, self._loop, self._shared_state, slots, None)

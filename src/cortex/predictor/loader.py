@@ -113,6 +113,11 @@ class BoundPredictor:
         return self.clients.registry if self.clients else None
 
     @property
+    def all_methods(self) -> list[BoundMethod]:
+        """Return the methods that answer at the endpoint, and those of routes."""
+        return [*self.methods.values(), *(route.method for route in self.routes)]
+
+    @property
     def signature(self) -> ApiSignature:
         """Return what the methods and the models that are always loaded take and return."""
         methods = tuple(method.signature for method in self.methods.values())

@@ -115,7 +115,7 @@ def _serve(
     tracing: Tracing | None,
     inheritance: Inheritance,
 ) -> Orphan:
-    methods = [*predictor.methods.values(), *(route.method for route in predictor.routes)]
+    methods = predictor.all_methods
     kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
     if any(method.needs_headers or method.needs_query_params for method in methods):
         make_headers(())  # imports starlette, which would delay the first request

@@ -316,8 +316,7 @@ class App:
 
 def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
     """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
-    methods = [*predictor.methods.values(), *(route.method for route in predictor.routes)]
-    kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
+    kinds = {method.kind for method in predictor.all_methods} | inference_kinds(predictor.inference_models)
     return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
 
 
