@@ -28,7 +28,8 @@ class Endpoint:
         """Send one request on a connection of its own; return status and body. Raises: OSError, HTTPException."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
-            connection.request("POST", self.path, workload.body, {"Content-Type": workload.content_type})
+            headers = {"Content-Type": workload.content_type, **dict(workload.headers)}
+            connection.request("POST", self.path, workload.body, headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:

@@ -55,7 +55,8 @@ def closed_loop(
         command = [*prefix, "wrk", "-t1", f"-c{concurrency}", f"-d{duration}s", "--timeout", "30s"]
         command += ["-s", str(BENCHMARKS / "tools" / "wrk.lua"), endpoint.url]
         environ = {**os.environ, "WRK_BODY": str(body), "WRK_CONTENT_TYPE": workload.content_type}
-        environ |= {"WRK_API_KEY": api_key} if api_key else {}
+        headers = (*workload.headers, ("X-API-Key", api_key)) if api_key else workload.headers
+        environ["WRK_HEADERS"] = "".join(f"{name}={value}\n" for name, value in headers)
         done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=seconds + 60)
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return Load(**json.loads(line.removeprefix("RESULT ")))

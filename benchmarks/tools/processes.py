@@ -87,14 +87,14 @@ def end(roots: Iterable[psutil.Process], grace_s: float) -> None:
     for process in asked:
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _wait(lambda: not any(_is_alive(process) for process in asked), grace_s)
+    wait(lambda: not any(_is_alive(process) for process in asked), grace_s)
     # Grandchildren became our own children when their parents ended.
     for signal_name, wait_s in (("terminate", 2.0), ("kill", 5.0)):
         left = descendants()
         for process in left:
             with contextlib.suppress(psutil.Error):
                 getattr(process, signal_name)()
-        _wait(lambda: not descendants(), wait_s)
+        wait(lambda: not descendants(), wait_s)
         if not descendants():
             return
 
@@ -130,7 +130,8 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _wait(predicate: Callable[[], bool], timeout_s: float) -> None:
+def wait(predicate: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until a predicate is true, for at most `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not predicate() and time.monotonic() < deadline:
         time.sleep(0.05)

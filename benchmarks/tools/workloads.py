@@ -19,7 +19,9 @@ class Workload:
     name: str
     body: bytes
     content_type: str
-    expected: Any  #: a JSON value; or, where the answer is bytes, how many (None: as many as the server sends)
+    #: A JSON value; or, where the answer is bytes, how many (None: as many as the server sends), or a part of them.
+    expected: Any
+    headers: tuple[tuple[str, str], ...] = ()  #: in addition to the content type
 
     def mistake(self, status: int, body: bytes) -> str:
         """Return what is wrong with a response, or an empty string."""
@@ -28,6 +30,8 @@ class Workload:
         if self.name == "stream":
             found = body.count(b"chunk ")
             return "" if found == CHUNK_COUNT else f"{found} chunks of {CHUNK_COUNT}"
+        if isinstance(self.expected, bytes):
+            return "" if self.expected in body else f"{body[:200]!r} without {self.expected!r}"
         if isinstance(self.expected, int):
             return "" if len(body) == self.expected else f"{len(body)} bytes, not {self.expected}"
         try:
@@ -38,8 +42,9 @@ class Workload:
 
     def request(self, host: str, path: str) -> bytes:
         """Return the whole HTTP request."""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers)
         return (
-            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {self.content_type}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {self.content_type}\r\n{headers}"
             f"Content-Length: {len(self.body)}\r\n\r\n"
         ).encode() + self.body
 

@@ -1,4 +1,4 @@
--- One request, from files named in the environment, sent over and over; the figures as one line of JSON at the end.
+-- One request, as the environment describes it, sent over and over; the figures as one line of JSON at the end.
 local function read(name)
   local file = assert(io.open(os.getenv(name), "rb"))
   local text = file:read("*a")
@@ -9,7 +9,9 @@ end
 wrk.method = "POST"
 wrk.body = read("WRK_BODY")
 wrk.headers["Content-Type"] = os.getenv("WRK_CONTENT_TYPE")
-wrk.headers["X-API-Key"] = os.getenv("WRK_API_KEY")
+for name, value in os.getenv("WRK_HEADERS"):gmatch("([^=\n]+)=([^\n]*)") do
+  wrk.headers[name] = value
+end
 
 function done(summary, latency, requests)
   local errors = summary.errors
