@@ -36,6 +36,7 @@ _STARTS_PROCESSES = (
     "subprocess",
     "multiprocessing",
     "harness.cluster",
+    "harness.dev_terminal",
     "harness.installations",
     "harness.models.model_agents",
     "harness.models.tensorflow_models",
