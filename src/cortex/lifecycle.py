@@ -61,7 +61,7 @@ _API_MESSAGES = {
 
 
 class TokenScope(StrEnum):
-    """What an operator token permits; each scope includes those before it."""
+    """Permissions of an operator token; each scope includes those before it."""
 
     METRICS = "metrics"  #: fetch the metrics
     READ = "read"  #: inspect APIs, jobs, logs and processes

@@ -41,7 +41,7 @@ class Session:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a user can answer questions: standard input is a terminal."""
+        """True if a user can answer questions: standard input is a terminal."""
         return sys.stdin is not None and sys.stdin.isatty()
 
     def confirm(self, question: str) -> bool:

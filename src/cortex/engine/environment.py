@@ -355,7 +355,7 @@ class _Build:
 
     @property
     def _packages(self) -> str:
-        """What uv installs, for messages."""
+        """The packages that uv installs, for messages."""
         models = f"packages of the models ({', '.join(self.files.packages)})" if self.files.packages else ""
         return " and ".join(filter(None, [self.files.pip, models]))
 

@@ -1,4 +1,4 @@
-"""How the gateway serves each protocol of an API: buffering, WebSockets, forwarded headers and the form of its errors.
+"""Rules of the gateway for each protocol of an API: buffering, WebSockets, forwarded headers, and the form of errors.
 
 The table `RULES` has one row for each protocol. `backends` writes the sections of HAProxy's configuration by it.
 """
@@ -14,7 +14,7 @@ OPENAI_MAP = "openai.map"
 
 
 class Protocol(StrEnum):
-    """What the replicas of an API expect; a value of the routing table's JSON form."""
+    """The requests that the replicas of an API expect; a value of the routing table's JSON form."""
 
     CALLS = "calls"  #: one call of a method or model for each request, with a whole body
     ROUTES = "routes"  #: likewise, also for all paths below the endpoint
@@ -81,7 +81,7 @@ GRPC_RESPONSES = f"""\
 
 @dataclass(frozen=True)
 class ProtocolRules:
-    """What the gateway does with the requests of a protocol."""
+    """Treatment of the requests of a protocol by the gateway."""
 
     waits_for_body: bool  #: receive the whole body before a replica is occupied; else stream it
     accepts_websockets: bool

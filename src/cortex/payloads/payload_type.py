@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from cortex.payloads.signature import BodySignature, Json
@@ -10,7 +11,7 @@ from cortex.payloads.validation import payload_error
 _REQUIRED: Final = object()
 
 
-class PayloadType:
+class PayloadType(ABC):
     """Base of the types of payloads: a type whose values are JSON only.
 
     All methods raise PayloadError for a value that is not of this type.
@@ -41,13 +42,13 @@ class PayloadType:
         """Return whether a JSON value is null, where the type allows it."""
         return value is None and self._default is None
 
+    @abstractmethod
     def from_json(self, value: Any, text: bytes) -> Any:
         """Convert a JSON value; `text` is the JSON that it was parsed from."""
-        raise NotImplementedError
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:
-        """Convert a body that is neither JSON nor a multipart form."""
-        raise NotImplementedError
+        """Convert a body that is neither JSON nor a multipart form; called only if `reads_bytes`."""
+        raise payload_error("json", "Input should be JSON")
 
     def from_form(self, form: Any) -> Any:
         """Convert starlette's `FormData`."""

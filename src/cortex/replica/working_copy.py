@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Strategy(enum.StrEnum):
-    """How working copies are created, the most capable first."""
+    """Ways to create working copies, the most capable first."""
 
     OVERLAY = "overlay"
     REFLINK = "reflink"

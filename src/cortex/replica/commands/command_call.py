@@ -37,7 +37,7 @@ GOING_AWAY, RESTART = 1001, 1012
 
 
 class CallSettings(Protocol):
-    """What the calls of a process share."""
+    """Settings that the calls of a process share."""
 
     timeout_s: float
     websocket_idle_s: float
