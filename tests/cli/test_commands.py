@@ -454,6 +454,7 @@ def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: 
         assert json.loads(cortex(made.home, "status", "-o", "json").stdout)["gateway"] is None
 
 
+@pytest.mark.long
 def test_up_in_the_foreground_is_the_operator_itself(tmp_path: Path) -> None:
     home = tmp_path / "home"
     ports = ["--gateway-port", str(free_port()), "--operator-port", str(free_port())]

@@ -166,6 +166,7 @@ def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: In
     check_whole(api, job, 30)
 
 
+@pytest.mark.long
 def test_job_that_the_next_version_cannot_read_fails_and_delays_no_other(
     cortex: Installation, api: BatchApi, request: pytest.FixtureRequest
 ) -> None:

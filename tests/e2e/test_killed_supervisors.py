@@ -106,6 +106,7 @@ def test_running_requests_of_the_only_replica_are_answered(cortex: Installation,
     assert set(summary["statuses"]) <= {"200", "503"}, summary
 
 
+@pytest.mark.long
 def test_down_ends_orphans(tmp_path_factory: pytest.TempPathFactory, cortex: Installation) -> None:
     folder = tmp_path_factory.mktemp("left")
     deploy(cortex, folder, "left", 1)

@@ -258,6 +258,7 @@ def test_models_of_a_folder_are_added_and_removed(api: Api) -> None:
     assert all_answered(summary) == {1}
 
 
+@pytest.mark.long
 def test_storage_that_is_down_only_delays_new_versions(api: Api) -> None:
     assert isinstance(api.bucket, RemoteBucket)
     swift = api.bucket.server

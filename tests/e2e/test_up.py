@@ -67,6 +67,7 @@ def test_missing_ray_cluster_is_reported_at_once(cortex: Installation) -> None:
     assert cortex.status()["cluster"]["problem"] in problem
 
 
+@pytest.mark.long
 def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex: Installation, tmp_path: Path) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))
     refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)

@@ -174,6 +174,7 @@ def test_two_operators_never_share_a_home(operator: RunningOperator) -> None:
     assert b"an operator already runs for" in stderr
 
 
+@pytest.mark.long
 def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any) -> None:
     other = RunningOperator(Home(tmp_path / "other"))
     other.port = operator.port

@@ -150,7 +150,7 @@ def test_a_candidate_is_loaded_but_served_only_once_it_is_confirmed(agent: Scrip
         wait_until(lambda: set().union(*agent.using.values()) == {"c"})
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_no_request_fails_while_models_change_under_load(agent: ScriptedAgent, processes: int) -> None:
     agent.announce(catalogue(agent.content("d0", "0")))
     with replica(agent, processes=processes, threads=2) as running:

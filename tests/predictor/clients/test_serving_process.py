@@ -58,10 +58,12 @@ def server_process() -> psutil.Process:
     return next(c for c in psutil.Process().children() if any("grpc_socket_path" in word for word in c.cmdline()))
 
 
+@pytest.mark.long
 def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(server: LocalServer, folder: Path) -> None:
     check_outputs_are_those_of_tensorflow(server, folder)
 
 
+@pytest.mark.long
 def test_one_content_can_be_loaded_twice_and_unloaded_by_itself(server: LocalServer, folder: Path) -> None:
     loader = TensorFlowLoader(server)
     first, second = (loader.load(request(folder, "iris")) for _ in range(2))
@@ -73,6 +75,7 @@ def test_one_content_can_be_loaded_twice_and_unloaded_by_itself(server: LocalSer
     loader.unload(second)
 
 
+@pytest.mark.long
 def test_a_failed_load_is_reported_and_leaves_other_models_loaded(
     server: LocalServer, folder: Path, tmp_path: Path
 ) -> None:
