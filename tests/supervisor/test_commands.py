@@ -265,6 +265,16 @@ def test_a_command_ends_with_a_killed_proxy() -> None:
         assert ask(replica, "/x").json["pid"] != pid
 
 
+@pytest.mark.long
+def test_a_websocket_that_the_server_refuses_gets_its_response() -> None:
+    with running_command() as replica:
+        replica.wait_ready()
+        headers = {"upgrade": "websocket", "connection": "upgrade"}
+        answer = ask(replica, "/until-closed", "GET", **headers)
+        assert (answer.status, answer.body) == (200, b"until the end")
+        assert ask(replica, "/health", "GET", **headers).status == 200
+
+
 def test_a_websocket_is_passed_on_until_its_process_dies() -> None:
     source = """
         import base64, hashlib, os, socket, sys

@@ -109,7 +109,9 @@ class CommandCall:
         if self._connection.call is not self:
             if self._connection.open or self._connection.is_abandoned or self._is_upgraded:
                 self._end()
-            return  # else the server finishes, and its response is discarded
+            else:
+                self._upstream.resume()  # the server finishes, and its response is discarded
+            return
         self._touch(self._settings.websocket_idle_s if self._is_upgraded else None)
         if not self._is_sent:
             self._send_request()
@@ -164,7 +166,10 @@ class CommandCall:
                 self._connection.close()  # the response is cut off
             else:
                 self._finish()
-        elif self._upstream.is_reused and self._is_repeatable and not self._has_head:
+        elif self._has_head and not self._is_upgraded:  # the refusal of a WebSocket
+            self._is_complete = True
+            self._respond()
+        elif self._upstream.is_reused and self._is_repeatable:
             self._upstream = self._settings.upstreams.connect(self)
             self._upstream.send(self._sent_head)
         else:
