@@ -286,6 +286,8 @@ def test_reports_mistakes_in_routes(method, expected):
     [
         ("handler", {"kind": "AsyncAPI"}, "class Handler: @cortex.route is not supported by `kind: AsyncAPI`",
          "remove it, or use `kind: RealtimeAPI`"),
+        ("handler", {"rpcs": ["handle_async"]}, "class Handler: @cortex.route is not supported by APIs with protobuf_path",
+         "remove it: clients call rpcs"),
         ("handler", {"type_": "asgi"}, "class Handler: @cortex.route is not supported by `type: asgi`",
          "add the route to the application"),
         ("functions", {}, "@cortex.route is only for methods of a class",

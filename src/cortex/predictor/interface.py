@@ -310,6 +310,7 @@ def for_grpc(row: Generation, rpcs: Iterable[str]) -> Generation:
         returns_callback=False,
         logs_on_demand=False,
         is_typed=False,
+        takes_routes=False,
         is_grpc=True,
     )
 

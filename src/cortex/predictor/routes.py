@@ -95,6 +95,8 @@ def unsupported(generation: Generation) -> tuple[str, str] | None:
         return None
     if generation.kind != ApiKind.REALTIME:
         return f"@cortex.route is not supported by `kind: {generation.kind}`", "remove it, or use `kind: RealtimeAPI`"
+    if generation.is_grpc:
+        return "@cortex.route is not supported by APIs with protobuf_path", "remove it: clients call rpcs"
     if generation.has_application:
         return f"@cortex.route is not supported by `type: {generation.type}`", "add the route to the application"
     return "@cortex.route is only for methods of a class", "define class Handler, and configure `handler:`"
