@@ -93,6 +93,15 @@ def test_only_a_gateway_with_grpc_apis_serves_http_2(certificate: str, bind: str
     assert plain.endswith(("proto h1", "alpn http/1.1"))
 
 
+def test_clients_of_streams_may_be_silent_as_long_as_their_api_allows() -> None:
+    sockets = GatewaySockets("/s", "/n", "/i")
+    for routes, expected in (
+        (table(service(timeout_s=300), backend("plain")), "  timeout client 301000ms"),
+        (table(service(timeout_s=5), backend("plain", timeout_s=300)), "  timeout client 60000ms"),
+    ):
+        assert expected in _lines(routes, GatewaySettings(), sockets)
+
+
 def _lines(routes: RoutingTable, settings: GatewaySettings, sockets: Any) -> list[str]:
     return render(routes, settings, sockets).config.splitlines()
 

@@ -188,7 +188,7 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
     _validate(table, settings, sockets)
     process = _global(settings, sockets)
     frame = [
-        _defaults(settings),
+        _defaults(table, settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
         *_fixed_sections(table, sockets),
@@ -277,8 +277,9 @@ global
 """
 
 
-def _defaults(settings: GatewaySettings) -> str:
-    client_ms = milliseconds(settings.client_timeout_s)
+def _defaults(table: RoutingTable, settings: GatewaySettings) -> str:
+    # A client of a gRPC stream may be silent for as long as the API allows, without having ended its request.
+    client_ms = milliseconds(max([settings.client_timeout_s, *(api.timeout_s + 1 for api in grpc_backends(table))]))
     return f"""\
 defaults
   mode http

@@ -187,8 +187,14 @@ def _serve_grpc(
 ) -> Orphan:
     from cortex.replica.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
 
-    server = GrpcServer(spec, service, loop, shared_state, file)
-    stop = partial(server.stop, loop.stop)
+    # The iterators of streams block the thread of their method.
+    waits_for_models = spec.threads > 1 and spec.models is not None
+    always_threads = waits_for_models or any(
+        (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
+    )
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
+    server = GrpcServer(spec, service, loop, runner, shared_state, file)
+    stop = partial(server.stop, runner.stop)
     orphan = Orphan(server, loop, inheritance, stop)
     supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
     outlive_supervisor()
@@ -196,7 +202,7 @@ def _serve_grpc(
     shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     channel.send("ready", slots=slots, shares_loop=shares_loop)
-    loop.run_forever()
+    runner.run()
     return orphan
 
 

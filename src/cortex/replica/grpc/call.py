@@ -15,6 +15,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -76,6 +77,7 @@ class Call:
         self._requests: ThreadRequests | AsyncRequests | None = None
         self._is_read = False
         self._is_running = False
+        self._started_ns = 0
         self._was_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
@@ -94,12 +96,14 @@ class Call:
             self._start(self._requests)
 
     def _start(self, request: Any) -> None:
-        self._connection.started_ns = time.monotonic_ns()
+        self._started_ns = self._connection.started_ns = time.monotonic_ns()
         self._is_running = True
         if self.rpc.is_async:
             self.task = self._server.loop.create_task(self._run(request))
+        elif self._server.runner.inline:
+            self._complete(*self._call(request))
         else:
-            self._server.threads.submit(self._run_on_thread, request)
+            self._server.runner.submit(partial(self._run_on_thread, request))
 
     # Of the connection.
 
@@ -244,11 +248,18 @@ class Call:
             self._timer.cancel()
         if self._was_closed:
             self._connection.call_over()
-        self._server.remove(self, (time.monotonic_ns() - self._arrived_ns) / _NS_PER_S)
+        now_ns = time.monotonic_ns()
+        ran_ns = now_ns - self._started_ns if self._started_ns else 0
+        self._server.remove(self, (now_ns - self._arrived_ns) / _NS_PER_S, ran_ns)
 
     # The user's method.
 
     def _run_on_thread(self, request: Any) -> None:
+        failure, last = self._call(request)
+        self._server.runner.wake(lambda: self._complete(failure, last))
+
+    def _call(self, request: Any) -> tuple[BaseException | None, bytes | None]:
+        """Call a method that is not `async def`; return what it raised, and its message unless it streams."""
         connection = self._connection
         connection.enter(self.rpc.name)
         last: bytes | None = None
@@ -263,7 +274,7 @@ class Call:
             failure = error
         finally:
             connection.leave()
-        self._server.wake(lambda: self._complete(failure, last))
+        return failure, last
 
     def _send_all(self, results: Any) -> None:
         """Send what the user's method yields. On its thread."""
@@ -281,7 +292,7 @@ class Call:
                     is_full = self._unsent > MAX_UNSENT_BYTES
                     if is_full:
                         self._has_room.clear()
-                self._server.wake(lambda data=data: self._send_from_thread(data))  # type: ignore[misc]
+                self._server.runner.wake(lambda data=data: self._send_from_thread(data))  # type: ignore[misc]
                 if is_full and not self.is_over:
                     self._has_room.wait()
         finally:
@@ -407,7 +418,7 @@ class Call:
 
     def send_head(self, headers: tuple[Header, ...]) -> None:
         """Write the head of the response now. On any thread."""
-        self._server.wake(lambda: self._write_head(headers))
+        self._server.runner.wake(lambda: self._write_head(headers))
 
     def _write_head(self, headers: tuple[Header, ...]) -> None:
         if self._is_grpc and not self.is_over:

@@ -1,16 +1,14 @@
 """The gRPC calls of a process: find the rpc of a request, and serve health checks and reflection.
 
-All connections are on the event loop, which stays on the main thread. Methods that are not `async def` run on as many
-threads as the API has per process.
+All connections are on the event loop. Methods that are not `async def` run on as many threads as the API has per
+process, or on the event loop once they have proved to be quick, as for requests over HTTP (`requests/runner.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
@@ -25,6 +23,7 @@ from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.replica.requests.batching import ASYNC_GRACE_NS
 from cortex.replica.requests.calls import logs_hint
 from cortex.replica.requests.http import Connection, ConnectionPool
+from cortex.replica.requests.runner import Runner
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 
@@ -37,13 +36,14 @@ _METHOD = "POST"
 
 
 class GrpcServer:
-    """Handles the requests of one process by calls of a service. Event-loop thread only, except `wake`."""
+    """Handles the requests of one process by calls of a service. Event-loop thread only."""
 
     def __init__(
         self,
         spec: ReplicaSpec,
         service: BoundService,
         loop: asyncio.AbstractEventLoop,
+        runner: Runner,
         shared_state: SharedConnectionState,
         file: MetricFile | None,
     ) -> None:
@@ -52,14 +52,12 @@ class GrpcServer:
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, GrpcConnection
         )
         self.loop = loop
-        self.threads = ThreadPoolExecutor(spec.threads, thread_name_prefix="handler")
+        self.runner = runner
         self._api = spec.api
         self._service = service
         self._paths = _paths(service)
         self._routes = RouteRecorder(file)
         self._running: set[Call] = set()
-        self._done: deque[Callable[[], None]] = deque()
-        self._is_waking = False
         self.configure(spec.limits)
 
     def configure(self, limits: RequestLimits) -> None:
@@ -114,21 +112,11 @@ class GrpcServer:
 
     # For calls.
 
-    def wake(self, task: Callable[[], None]) -> None:
-        """Run `task` on the event loop; tasks that wait together share one wakeup. On any thread."""
-        self._done.append(task)
-        if not self._is_waking:
-            self._is_waking = True
-            self.loop.call_soon_threadsafe(self._run_done)
-
-    def _run_done(self) -> None:
-        self._is_waking = False
-        while self._done:
-            self._done.popleft()()
-
-    def remove(self, call: Call, seconds: float) -> None:
-        """Forget a call that has ended, and count it."""
+    def remove(self, call: Call, seconds: float, ran_ns: int) -> None:
+        """Forget a call that has ended, and count it; its method ran for `ran_ns`."""
         self._running.discard(call)
+        if not call.rpc.is_async:
+            self.runner.record(ran_ns, may_switch=not self._running)
         self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
 
     def logs_hint(self) -> str:
