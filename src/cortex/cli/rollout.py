@@ -34,7 +34,7 @@ def show_result(result: Json, session: Session) -> None:
     for line in result.get("changes", ()):  # older operators send none
         session.console.line(f"  {line}")
     if installs := result.get("installs"):
-        session.console.line(f"  installs for its models: {', '.join(installs)}")
+        session.console.line(f"  also installs: {', '.join(installs)}")
     session.console.flush()
 
 

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     for api in diagnosis.apis:
         session.console.line(f"{api.name} ({api.kind}): no mistakes found")
         if installs := diagnosis.installs.get(api.name):
-            session.console.line(f"  installs for its models: {', '.join(installs)}")
+            session.console.line(f"  also installs: {', '.join(installs)}")
     count = len(diagnosis.project.files)
     session.console.line(f"{count} file{'s' if count != 1 else ''} would be uploaded")
     return 0
