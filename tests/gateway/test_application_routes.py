@@ -108,15 +108,16 @@ def test_only_websockets_of_applications_are_upgraded(home: Home) -> None:
         async with world(home) as w:
             plain = backend("plain", await w.server("p"))
             await w.gateway.startup(table(application(await w.server("a")), plain))
-            for path, method, protocol, passes in (
-                ("/app/x", "GET", "WebSocket", True),
-                ("/app/x", "POST", "websocket", False),
-                ("/app/x", "GET", "h2c", False),
-                ("/plain", "GET", "websocket", False),
-                ("/plain", "GET", "h2c", False),
+            for path, method, protocol, body, passes in (
+                ("/app/x", "GET", "WebSocket", b"", True),
+                ("/app/x", "GET", "websocket", b"body", False),
+                ("/app/x", "POST", "websocket", b"", False),
+                ("/app/x", "GET", "h2c", b"", False),
+                ("/plain", "GET", "websocket", b"", False),
+                ("/plain", "GET", "h2c", b"", False),
             ):
                 key = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
-                answer = await ask(w.port, path, method, upgrade=protocol, connection="upgrade", **key)
-                assert ("upgrade" in answer.json()["headers"]) is passes, (path, method, protocol)
+                answer = await ask(w.port, path, method, body, upgrade=protocol, connection="upgrade", **key)
+                assert ("upgrade" in answer.json()["headers"]) is passes, (path, method, protocol, body)
 
     run(scenario())

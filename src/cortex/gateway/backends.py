@@ -76,7 +76,9 @@ _FROM_CLIENT = "! { var(txn.backend) -m found }"
 #: Only applications have WebSockets. If a request asks for another upgrade, such as that of Java's client to HTTP/2,
 #: the replica's parser would skip a body of unknown length, and read it as further requests.
 _NO_UPGRADE = "  http-request del-header upgrade"
-_WEBSOCKETS_ONLY = f"{_NO_UPGRADE} unless {{ method GET }} {{ req.hdr(upgrade) -i websocket }}\n"
+_WEBSOCKET = "{ method GET } { req.hdr(upgrade) -i websocket }"
+_NO_BODY = "{ req.body_size eq 0 } ! { req.hdr(transfer-encoding) -m found }"
+_WEBSOCKETS_ONLY = f"{_NO_UPGRADE} unless {_WEBSOCKET} {_NO_BODY}\n"
 
 #: Rules for applications: the headers that tell them how the client reached the gateway, instead of the client's own.
 #: A request that an old worker passes on after a reload has them in variables, see `config`.
