@@ -76,7 +76,7 @@ def test_any_path_is_a_route_or_not_found(segments: list[bytes]) -> None:
 @given(st.binary(max_size=50), st.sampled_from([b"gzip", b"deflate", b"br"]))
 def test_any_compressed_body_is_bounded_or_refused(body: bytes, encoding: bytes) -> None:
     try:
-        assert len(decompress(body, encoding, 100)) <= 100
+        assert len(decompress(body, encoding, None, 100)[0]) <= 100
     except V2Error as error:
         assert error.status in (400, 413, 415)
 
@@ -111,7 +111,7 @@ def _bare_deflate(data: bytes) -> bytes:
     ],
 )
 def test_bodies_are_decompressed(encoding: bytes, body: bytes) -> None:
-    assert decompress(body, encoding, 5) == b"hello"
+    assert decompress(body, encoding, None, 5) == (b"hello", None)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,20 @@ def test_bodies_are_decompressed(encoding: bytes, body: bytes) -> None:
 )
 def test_compressed_bodies_are_bounded_and_checked(encoding: bytes, body: bytes, status: int, message: str) -> None:
     with pytest.raises(V2Error, match=message) as caught:
-        decompress(body, encoding, 100)
+        decompress(body, encoding, None, 100)
     assert caught.value.status == status
+
+
+def test_compressed_json_does_not_grow_to_millions_of_objects() -> None:
+    limit = 100 * 1024**2
+    packed = gzip.compress(b"[" + b"{}," * 4_000_000 + b"{}]")
+    with pytest.raises(V2Error, match="more than 100 times the compressed body; send it uncompressed") as caught:
+        decompress(packed, b"gzip", None, limit)
+    assert caught.value.status == 413
+    zeros = gzip.compress(b"{}" + bytes(20_000_000))  # binary tensors may be as empty as they like
+    assert decompress(zeros, b"gzip", b"2", limit)[1] == 2
+    small = gzip.compress(b"[" + b"0," * 2_000_000 + b"0]")
+    assert len(decompress(small, b"gzip", None, limit)[0]) == 4_000_003
 
 
 @pytest.mark.parametrize("value", [b"-1", b"x", b"", b"1.5", b"\xb2", b"9" * 20])

@@ -12,6 +12,7 @@ import orjson
 
 from cortex.payloads.annotated_files import only_file
 from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.shape import Shape
 from cortex.payloads.signature import Json
@@ -158,7 +159,7 @@ class FrameType(PayloadType):
     def from_bytes(self, body: bytes, media_type: str) -> Any:
         if "csv" not in media_type and body.lstrip()[:1] in (b"[", b"{"):
             try:
-                value = orjson.loads(body)
+                value = parse_json(body)
             except orjson.JSONDecodeError as error:
                 raise payload_error("json_invalid", f"Input should be JSON or CSV: {error}") from None
             return self.from_json(value, body)

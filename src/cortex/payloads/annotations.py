@@ -24,6 +24,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import orjson
 
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import BytesType, ListType, ObjectType, PayloadType, TextType
 from cortex.payloads.signature import BodySignature, Json
 from cortex.payloads.validation import PayloadError, from_pydantic
@@ -239,7 +240,7 @@ class EitherType(PayloadType):
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:
         with contextlib.suppress(orjson.JSONDecodeError, PayloadError):
-            return self._in_json.from_json(orjson.loads(body), body)
+            return self._in_json.from_json(parse_json(body), body)
         if self._has_bytes and not (self._has_text and media_type.startswith("text/")):
             return body
         return TextType({}).from_bytes(body, media_type)

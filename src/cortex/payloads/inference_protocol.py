@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature
 
 #: Number of bytes of a body that are JSON; 0: all are the data of the only input.
@@ -25,6 +26,9 @@ CONTENT_TYPES = ("np", "str", "base64", "pd")
 
 _MAX_RANK = 64  #: of numpy's arrays
 _MAX_ELEMENTS = 2**59  #: numpy counts the bytes of an array with 64 bits
+#: JSON that grows to more than this by decompression, and to more than so many times its compressed size, is refused.
+_MAX_GROWN_JSON_BYTES = 8 * 1024**2
+_MAX_GROWTH = 100
 _SHOWN_CHARACTERS = 60
 _SHOWN_NAMES = 20
 #: Parameters of extensions that would change the meaning of a request.
@@ -138,8 +142,23 @@ def _tensor_document(tensor: TensorSignature) -> Json:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
 
 
-def decompress(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    """Decompress a body of the given content encoding to at most `max_bytes`. Raises: V2Error."""
+def decompress(body: bytes, encoding: bytes, json_length: bytes | None, max_bytes: int) -> tuple[bytes, int | None]:
+    """Decompress a body of the given content encoding to at most `max_bytes`.
+
+    Return it with the length of its JSON, from the header `Inference-Header-Content-Length`; None: it is JSON alone.
+    Raises: V2Error, also for JSON that grows to much more than its compressed size: kilobytes could become millions of
+    objects, unlike binary tensors, which take no time to decode.
+    """
+    data = _decompress(body, encoding, max_bytes)
+    length = parse_json_length(json_length, len(data))
+    json_bytes = len(data) if length is None else length
+    if data is not body and json_bytes > max(_MAX_GROWN_JSON_BYTES, _MAX_GROWTH * len(body)):
+        message = f"the JSON of the request has {json_bytes} bytes, more than {_MAX_GROWTH} times the compressed body"
+        raise V2Error(413, f"{message}; send it uncompressed, or the tensors in binary form")
+    return data, length
+
+
+def _decompress(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
     kind = encoding.strip().lower()
     if kind in (b"", b"identity"):
         return body
@@ -178,7 +197,7 @@ def parse_json_length(value: bytes | None, body_bytes: int) -> int | None:
 def parse_request(text: bytes, has_binary: bool) -> RequestHeader:
     """Parse the JSON of an inference request. Raises: V2Error."""
     try:
-        data = orjson.loads(text)
+        data = parse_json(text)
     except orjson.JSONDecodeError as error:
         raise V2Error(400, f"{_json_problem(error, text, has_binary)}") from None
     if not isinstance(data, dict):

@@ -229,10 +229,10 @@ def _flatten(tensor: TensorHeader, data: list[Any]) -> list[Any]:
         return data
     level: list[Any] = [data]
     for axis, size in enumerate(tensor.shape):
-        for part in level:
-            if type(part) is not list or len(part) != size:
-                found = f"one of {len(part)}" if type(part) is list else show_value(part)
-                raise V2Error(400, f"{what} takes a list of {size} on axis {axis} of data, but found {found}")
+        if set(map(type, level)) - {list} or set(map(len, level)) - {size}:
+            part = next(part for part in level if type(part) is not list or len(part) != size)
+            found = f"one of {len(part)}" if type(part) is list else show_value(part)
+            raise V2Error(400, f"{what} takes a list of {size} on axis {axis} of data, but found {found}")
         level = list(chain.from_iterable(level))
     return level
 

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from cortex.errors import ModelInputError, with_article
 from cortex.payloads.inference_tensors import DTYPES
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.signature import ModelSignature, TensorSignature
 
 Array = NDArray[Any]
@@ -145,7 +146,7 @@ def _read_object(reader: _Reader, payload: Mapping[str, Any]) -> ModelRequest:
 
 def _parse_json(body: str | bytes) -> Any:
     try:
-        return orjson.loads(body)
+        return parse_json(body)
     except orjson.JSONDecodeError as exc:
         raise ModelInputError(
             f"the body is not JSON ({exc}); send JSON, or CSV with the content type text/csv"

@@ -23,7 +23,6 @@ from cortex.payloads.inference_protocol import (
     V2Error,
     decompress,
     model_document,
-    parse_json_length,
     parse_route,
     server_document,
     shorten,
@@ -136,8 +135,8 @@ class InferenceRoutes:
         from cortex.payloads.inference_tensors import decode_request  # noqa: PLC0415 - imports numpy
 
         signature = _signature(model, route)
-        body = decompress(connection.body, _header(connection, b"content-encoding"), self._max_body_bytes())
-        json_length = parse_json_length(_header(connection, JSON_LENGTH_HEADER) or None, len(body))
+        encoding, given_length = _header(connection, b"content-encoding"), _header(connection, JSON_LENGTH_HEADER)
+        body, json_length = decompress(connection.body, encoding, given_length or None, self._max_body_bytes())
         header, inputs = decode_request(body, json_length, signature)
         if isinstance(model, MethodModel):
             outputs = model.call(inputs, header.parameters)

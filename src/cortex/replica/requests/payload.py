@@ -22,6 +22,7 @@ from uuid import UUID
 import orjson
 
 from cortex.errors import UserError
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.predictor.binding import Bodies
 
@@ -231,7 +232,7 @@ def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[
 
 def _parse_json(body: bytes) -> Any:
     try:
-        return orjson.loads(body)
+        return parse_json(body)
     except orjson.JSONDecodeError as exc:
         if body.startswith(_UTF8_BOM):
             return _parse_json(body[len(_UTF8_BOM) :])
