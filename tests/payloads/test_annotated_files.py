@@ -73,7 +73,7 @@ def test_a_frame_is_read_from_csv() -> None:
         (1, "payload: Input should be a list of records, or lists by the name of a column"),
         ([{"a": 1}, 2], "payload[1]: Input should be a record: values by the name of a column"),
         ({"a": [1], "b": 2}, "payload.b: Input should be a list, the values of a column"),
-        ({"a": [1], "b": []}, "payload: Input should have columns of the same length"),
+        ({"a": [1], "b": []}, "payload.b: Input should have as many values as the first column, 1, but has 0"),
         ({"columns": ["a"], "data": [[1], [1, 2]]}, "payload.data[1]: Input should have 1 values, one per column, but"),
         ({"columns": ["a", "b", "a"], "data": []}, "payload.columns[2]: Input should be a list of names that differ"),
         ([{str(number): 1} for number in range(2000)], "payload: Input should have records with the same columns"),

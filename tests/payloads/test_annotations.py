@@ -269,6 +269,39 @@ def test_arrays_are_read_from_lists(annotation: Any, body: str, dtype: str | Non
         assert (array.dtype.name, array.shape) == (dtype, shape)
 
 
+class Flower(pydantic.BaseModel):
+    sepal: float
+
+
+@dataclasses.dataclass
+class FlowerDataclass:
+    sepal: float
+
+
+class FlowerTypedDict(typing.TypedDict):
+    sepal: float
+
+
+Images = list[Annotated[np.ndarray, Shape(-1, 2, dtype="float32")]]
+
+
+class Flowers(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    items: list[Flower]
+    pixels: Images = []
+
+
+@dataclasses.dataclass
+class FlowersOfDataclass:
+    items: list[FlowerDataclass]
+    pixels: Images = dataclasses.field(default_factory=list)
+
+
+class FlowersOfTypedDict(typing.TypedDict):
+    items: list[FlowerTypedDict]
+    pixels: typing.NotRequired[Images]
+
+
 @pytest.mark.parametrize(
     ("annotation", "body", "message"),
     [
@@ -278,13 +311,18 @@ def test_arrays_are_read_from_lists(annotation: Any, body: str, dtype: str | Non
             "payload: Input should have the shape [-1, 4], but has [1, 2]",
         ),
         (NDArray[np.float32], '[[1], ["a"]]', "payload[1][0]: Input should be a number"),
-        (NDArray[np.float32], "[1e39]", "payload: Input should be in the range of float32"),
+        (NDArray[np.float32], "[1e39]", "payload[0]: Input should be in the range of float32"),
         (NDArray[np.int8], "[1, 300]", "payload[1]: Input should be in the range of int8"),
         (NDArray[np.int64], "[1.5]", "payload[0]: Input should be a whole number"),
-        (np.ndarray, '[1, "a"]', "payload[0]: Input should be numbers only, or strings only"),
+        (np.ndarray, '[1, "a"]', "payload[1]: Input should be a number, like the first value"),
+        (np.ndarray, '["a", "b", null]', "payload[2]: Input should be a string, like the first value"),
         (np.ndarray, "{}", "payload: Input should be numbers only, or strings only"),
-        (NDArray[np.float64], "[[1], [2, 3]]", "payload: Input should be an array, but is ragged: [0] has 1 values"),
-        (list[NDArray[np.float32]], '[[1], ["a"]]', "payload[1]: Input should be a number"),
+        (
+            NDArray[np.float64],
+            "[[1], [2, 3]]",
+            "payload[1]: Input should be like [0], which has 1 values, but has 2 values",
+        ),
+        (list[NDArray[np.float32]], '[[1], ["a"]]', "payload[1][0]: Input should be a number"),
         (Sample, '{"pixels": [1, 2]}', "payload.pixels: Input should have the shape [-1, 2], but has [2]"),
     ],
 )
@@ -298,8 +336,25 @@ def test_problems_of_parts_have_the_same_keys_as_those_of_whole_payloads() -> No
     with pytest.raises(PayloadError) as caught:
         read(Sample, '{"pixels": [[1, "{x}"]]}')
     message = "Input should be a number"
-    assert str(caught.value) == f"payload.pixels: {message}"
-    assert caught.value.detail == [{"type": "array_type", "loc": ["body", "pixels"], "msg": message}]
+    assert str(caught.value) == f"payload.pixels[0][1]: {message}"
+    assert caught.value.detail == [{"type": "array_type", "loc": ["body", "pixels", 0, 1], "msg": message}]
+
+
+@pytest.mark.parametrize("annotation", [Flowers, FlowersOfDataclass, FlowersOfTypedDict])
+def test_the_place_within_lists_is_named(annotation: Any) -> None:
+    with pytest.raises(PayloadError) as caught:
+        read(annotation, '{"items": [{"sepal": 1}, {"sepal": "x"}]}')
+    assert [problem["loc"] for problem in caught.value.detail] == [["body", "items", 1, "sepal"]]
+    with pytest.raises(PayloadError) as caught:
+        read(annotation, '{"items": [{"sepal": 1}], "pixels": [[[1, 2]], [[1, 2], [3, "x"]]]}')
+    assert [problem["loc"] for problem in caught.value.detail] == [["body", "pixels", 1, 1, 1]]
+
+
+def test_a_place_is_named_whatever_the_number_of_mistakes() -> None:
+    with pytest.raises(PayloadError) as caught:
+        read(list[int], f"[1{', []' * 20_001}]")
+    assert str(caught.value) == "payload[1]: Input should be a valid integer (and 20000 more problems)"
+    assert [problem["loc"] for problem in caught.value.detail] == [["body", 1]]
 
 
 def test_arrays_can_be_parts_of_other_types() -> None:

@@ -87,11 +87,17 @@ def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
     if dtype is not None and dtype.kind not in "OU":
         array = _to_floats(value, dtype) if dtype.kind == "f" else to_numbers(value, dtype)
         if dtype.kind == "f" and np.isinf(array).any():  # JSON has no infinity: a number is too large for the datatype
-            raise TensorError("", wanted=f"in the range of {dtype.name}")
+            place = "".join(f"[{index}]" for index in np.argwhere(np.isinf(array))[0])
+            raise TensorError("", place, f"in the range of {dtype.name}")
         return array
     if dtype is None and (is_numeric(value) if isinstance(value, list) else isinstance(value, int | float)):
         return np.asarray(value)
     leaves, shape = leaves_of(value)
+    if dtype is None and any(isinstance(leaf, str) for _, leaf in leaves):
+        is_text = isinstance(leaves[0][1], str)
+        odd = next((place for place, leaf in leaves if isinstance(leaf, str) is not is_text), None)
+        if odd is not None:
+            raise TensorError("", odd, f"a {'string' if is_text else 'number'}, like the first value")
     for place, leaf in leaves:
         if not isinstance(leaf, str):
             raise TensorError("", place, "a string" if dtype is not None else "numbers only, or strings only")
@@ -152,8 +158,11 @@ class FrameType(PayloadType):
         for name, column in value.items():
             if not isinstance(column, list):
                 raise payload_error("list_type", "Input should be a list, the values of a column", (name,))
-        if len({len(column) for column in value.values()}) > 1:
-            raise payload_error("frame_type", "Input should have columns of the same length")
+        rows = len(next(iter(value.values()), ()))
+        for name, column in value.items():
+            if len(column) != rows:
+                message = f"Input should have as many values as the first column, {rows}, but has {len(column)}"
+                raise payload_error("frame_type", message, (name,))
         return pd.DataFrame(value)
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:

@@ -27,7 +27,7 @@ import orjson
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import BytesType, ListType, ObjectType, PayloadType, TextType
 from cortex.payloads.signature import BodySignature, Json
-from cortex.payloads.validation import PayloadError, from_pydantic
+from cortex.payloads.validation import MAX_LISTED, PLACE, PayloadError, from_pydantic
 
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -274,7 +274,15 @@ class JsonType(PayloadType):
             # Not of `value`: as JSON, dates and the like are also read by types that are declared strict.
             return validator.validate_json(text)
         except self._error as error:
-            raise from_pydantic(error, value) from None
+            raise self._problems(error, value, text) from None
+
+    def _problems(self, error: ValidationError, value: Any, text: bytes) -> PayloadError:
+        if error.error_count() > MAX_LISTED:
+            try:
+                self._fail_fast.validate_json(text)
+            except self._error as fewer:
+                return from_pydantic(fewer, value, total=error.error_count())
+        return from_pydantic(error, value)
 
     def from_form(self, form: Any) -> Any:
         fields = _fields(form)
@@ -325,7 +333,8 @@ class Part:
             return self._part.from_json(value, b"")
         except PayloadError as error:
             (problem,) = error.detail
-            raise PydanticCustomError(problem["type"], problem["msg"]) from None
+            place = problem["loc"][1:]
+            raise PydanticCustomError(problem["type"], problem["msg"], {PLACE: place} if place else None) from None
 
 
 def _for_pydantic(annotation: Any) -> Any:

@@ -110,7 +110,8 @@ def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], tuple[int, ...]]:
             if shapes[-1] != shapes[0]:
                 first, other = _size(shapes[0]), _size(shapes[-1])
                 rows = f"{place}[0] {first}, but {place}[{index}] {other}"
-                raise TensorError(f"the value is ragged: {rows}", wanted=f"an array, but is ragged: {rows}")
+                wanted = f"like {place}[0], which {first}, but {other}"
+                raise TensorError(f"the value is ragged: {rows}", f"{place}[{index}]", wanted)
         return (len(item), *(shapes[0] if shapes else ()))
 
     return found, walk(value, "")

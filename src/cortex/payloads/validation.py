@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 #: Problems in the list of one response.
 MAX_PROBLEMS = 100
 #: Problems that are worth listing at all: pydantic needs about a kilobyte of memory for each.
-_MAX_LISTED = 20_000
+MAX_LISTED = 20_000
 _MAX_MESSAGE_CHARS = 500
 _MAX_KEY_CHARS = 100
 
 Place = tuple[str | int, ...]
+
+#: Key in the context of pydantic's errors: the place within a part that cortex reads, such as an array.
+PLACE = "place"
 
 
 class PayloadError(Exception):
@@ -32,17 +35,24 @@ def payload_error(kind: str, message: str, place: Place = ()) -> PayloadError:
 
 
 def from_pydantic(
-    error: ValidationError, value: Any, name: str = "payload", location: Place = ("body",)
+    error: ValidationError,
+    value: Any,
+    name: str = "payload",
+    location: Place = ("body",),
+    total: int | None = None,
 ) -> PayloadError:
-    """Return the problems that pydantic found in `value`, a parsed JSON value; `location` begins each `loc`."""
-    count = error.error_count()
-    if count > _MAX_LISTED:
+    """Return the problems that pydantic found in `value`, a parsed JSON value; `location` begins each `loc`.
+
+    `total` is the number of problems if `error` lacks some.
+    """
+    count = total or error.error_count()
+    if error.error_count() > MAX_LISTED:
         return PayloadError(f"{name}: {count} values are not of the annotated type", [])
     problems = error.errors(include_url=False, include_input=False)
     first = problems[0]
     message = _truncate(first["msg"], _MAX_MESSAGE_CHARS)
     others = f" (and {count - 1} more problem{'s' if count > 2 else ''})" if count > 1 else ""
-    place = _existing_place(first["loc"], value, is_missing=first["type"] == "missing")
+    place = _existing_place(_place(first), value, is_missing=first["type"] == "missing")
     return PayloadError(
         f"{_path(place, name)}: {message}{others}", [_problem(each, location) for each in problems[:MAX_PROBLEMS]]
     )
@@ -51,12 +61,16 @@ def from_pydantic(
 def _problem(problem: Any, location: Place) -> dict[str, Any]:
     shown = {
         "type": problem["type"],
-        "loc": [*location, *map(_key, problem["loc"])],
+        "loc": [*location, *map(_key, _place(problem))],
         "msg": _truncate(problem["msg"], _MAX_MESSAGE_CHARS),
     }
-    if "ctx" in problem:
-        shown["ctx"] = {name: _context(value) for name, value in problem["ctx"].items()}
+    if context := {name: _context(value) for name, value in problem.get("ctx", {}).items() if name != PLACE}:
+        shown["ctx"] = context
     return shown
+
+
+def _place(problem: Any) -> Place:
+    return (*problem["loc"], *problem.get("ctx", {}).get(PLACE, ()))
 
 
 def _context(value: Any) -> Any:
