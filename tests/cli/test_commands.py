@@ -69,7 +69,8 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
     assert lines[0] == "creating first (RealtimeAPI)"
     assert lines[1].startswith("first is live (")
     assert lines[2] == f"  endpoint: {running.url('/first')}"
-    answer = subprocess.run(["sh", "-c", lines[3] + " -s"], capture_output=True, text=True, timeout=30)
+    assert lines[3] == f"  docs: {running.url('/first')}/docs"
+    answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
     assert json.loads(answer.stdout) == {"answer": 42}
 
 
@@ -91,7 +92,7 @@ def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) 
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 
     assert json.loads(done.stdout) == [
-        {"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": "", "changes": []}
+        {"api": "as-json", "message": "creating as-json (RealtimeAPI)", "error": "", "changes": [], "installs": []}
     ]
     assert (done.returncode, done.stderr) == (0, "")
 

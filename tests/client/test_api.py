@@ -51,11 +51,12 @@ def test_a_folder_is_deployed_inspected_changed_and_deleted(client: Client, tmp_
     write_project(tmp_path, ECHO, "")
 
     assert client.deploy(SPEC, tmp_path, wait=True) == [
-        {"api": "sdk", "message": "creating sdk (RealtimeAPI)", "error": "", "changes": []}
+        {"api": "sdk", "message": "creating sdk (RealtimeAPI)", "error": "", "changes": [], "installs": []}
     ]
     assert client.get_api("sdk")["status"]["status_code"] == "live"
     assert [api["spec"]["name"] for api in client.list_apis()] == ["sdk"]
     assert client.predict("sdk", {"a": [1]}) == {"a": [1]}
+    assert "post" in client.get_openapi("sdk")["paths"]["/sdk"]
     assert client.predict("sdk", b"raw") == b"raw"
     assert client.predict("sdk", "text", content_type="text/plain") == "text"
     assert client.patch({**SPEC, "networking": {"timeout": "5s"}})[0]["error"] == ""

@@ -352,7 +352,7 @@ def test_the_place_within_lists_is_named(annotation: Any) -> None:
 
 def test_a_place_is_named_whatever_the_number_of_mistakes() -> None:
     with pytest.raises(PayloadError) as caught:
-        read(list[int], f"[1{', []' * 20_001}]")
+        read(list[int], f"[1{',[]' * 20_001}]")
     assert str(caught.value) == "payload[1]: Input should be a valid integer (and 20000 more problems)"
     assert [problem["loc"] for problem in caught.value.detail] == [["body", 1]]
 

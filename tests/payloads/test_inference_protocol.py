@@ -92,6 +92,10 @@ def test_metadata_lists_versions_and_tensors() -> None:
         "outputs": [],
     }
     assert "versions" not in model_document("iris", signature, ())
+    labelled = TensorSignature("x", "FP32", (-1, 2), labels=("a", "b"))
+    optional = TensorSignature("c", "BYTES", (-1, 1), optional=True)
+    inputs = model_document("iris", ModelSignature("m", "mlflow", (labelled, optional), ()), ())["inputs"]
+    assert [each["parameters"] for each in inputs] == [{"labels": ("a", "b")}, {"optional": True}]
 
 
 def _bare_deflate(data: bytes) -> bytes:

@@ -118,6 +118,44 @@ def test_columns_of_several_types_are_read_by_name_from_all_forms() -> None:
     assert read_request(bodies[3], COLUMNS).answer(ONE) == {"predictions": [1.5, 2.5]}  # as MLflow does
 
 
+OPTIONAL = model(
+    TensorSignature("age", "INT64", (-1, 1)),
+    TensorSignature("city", "BYTES", (-1, 1), optional=True),
+    platform="mlflow",
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"dataframe_records": [{"age": 1}, {"age": 2}]},
+        {"dataframe_split": {"columns": ["age"], "data": [[1], [2]]}},
+        {"inputs": {"age": [1, 2]}},
+        {"age": [1, 2]},
+        [{"age": 1}, {"age": 2}],
+        b"age\n1\n2\n",
+    ],
+)
+def test_an_optional_column_may_be_left_out(body: Any) -> None:
+    request = read_request(body, OPTIONAL, "text/csv" if isinstance(body, bytes) else "")
+    assert list(request.inputs) == ["age"]
+    assert request.inputs["age"].reshape(-1).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"city": "a"}], "row 1 has no 'age'; the model has 'age', 'city'"),
+        ([{"age": 1}, {"age": 1, "city": "a"}], "row 2 has 'age', 'city', but row 1 has 'age'"),
+        ([{"age": 1, "city": "a"}, {"age": 1}], "row 2 has 'age', but row 1 has 'age', 'city'"),
+    ],
+)
+def test_an_optional_column_is_in_all_records_or_in_none(rows: Any, words: str) -> None:
+    with pytest.raises(ModelInputError) as caught:
+        read_request(rows, OPTIONAL)
+    assert str(caught.value) == words
+
+
 def test_tensors_are_read_as_tensorflow_serving_does() -> None:
     pixels = [[[0], [1]], [[2], [255]]]
     for body in (

@@ -88,6 +88,7 @@ def test_binary_tensors_and_compressed_bodies_are_answered_in_kind(replica: Repl
         answer = infer(replica, sent, inference_header_content_length=length, **encoding)
         assert answer.headers["content-type"] == "application/octet-stream"
         size = int(answer.headers["inference-header-content-length"])
+        assert answer.headers["access-control-expose-headers"] == "Inference-Header-Content-Length"
         assert orjson.loads(answer.body[:size])["outputs"][0]["parameters"] == {"binary_data_size": 4}
         assert answer.body[size:] == struct.pack("<f", 4) + struct.pack("<I", 1) + b"a"
     bomb = gzip.compress(b" " * 1_000_000)

@@ -38,6 +38,12 @@ def show_result(result: Json, session: Session) -> None:
     session.console.flush()
 
 
+def show_docs(api: Json, session: Session) -> None:
+    """Print the address of the documentation page of an API, if it has one."""
+    if docs := api.get("docs"):  # operators of an older version have none
+        session.console.line(f"  docs: {docs}")
+
+
 def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
     """Show the progress of an API until it is live or has failed; return None if it was deleted in the meantime."""
     began = time.monotonic()

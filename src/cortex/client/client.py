@@ -308,6 +308,15 @@ class Client(JobClient, AccessClient):
             return answer.json()
         return answer.body.decode(errors="replace") if answered.startswith("text/") else answer.body
 
+    def get_openapi(self, api: str) -> dict[str, Any]:
+        """Return the OpenAPI document of an API. Raises: NotFoundError, also if the API has `docs: false`."""
+        url = f"{self.get_api(api)['endpoint']}/openapi.json"
+        answer = call_api(url, None, "", trust=self.environment.connect().trust)
+        if answer.status >= 400:
+            raise _prediction_error(api, answer)
+        document: dict[str, Any] = answer.json()
+        return document
+
     # Feedback.
 
     def post_feedback(self, api: str, feedback: Feedback) -> dict[str, Any]:
@@ -373,9 +382,9 @@ _PREDICTORS = {"tensorflow": "TensorFlowPredictor", "onnx": "ONNXPredictor"}
 
 
 def call_api(
-    endpoint: str, body: bytes, content_type: str, api_key: str | None = None, trust: Trust = SYSTEM_TRUST
+    endpoint: str, body: bytes | None, content_type: str, api_key: str | None = None, trust: Trust = SYSTEM_TRUST
 ) -> Answer:
-    """Post one request to an API's endpoint and read the whole response. Raises: CortexError if there is none."""
+    """Post a body, or with None send a GET, and read the whole response. Raises: CortexError if there is none."""
     connection, response = open_api(endpoint, body, content_type, api_key=api_key, trust=trust)
     try:
         return read(response)
@@ -389,7 +398,7 @@ def call_api(
 
 def open_api(
     endpoint: str,
-    body: bytes,
+    body: bytes | None,
     content_type: str,
     query: dict[str, Any] | None = None,
     api_key: str | None = None,
@@ -398,8 +407,9 @@ def open_api(
     """Like `call_api`, but return the connection, which the caller must close, and the response before its body."""
     url = endpoint + encode_query(query)
     try:
-        headers = {"content-type": content_type} | ({"x-api-key": api_key} if api_key else {})
-        return open_response("POST", url, body, headers, _PREDICT_TIMEOUT_S, trust)
+        headers = {"content-type": content_type} if body is not None else {}
+        headers |= {"x-api-key": api_key} if api_key else {}
+        return open_response("GET" if body is None else "POST", url, body, headers, _PREDICT_TIMEOUT_S, trust)
     except ssl.SSLError as error:
         raise CortexError(f"{endpoint}: {describe_tls_error(error)}") from None
     except (OSError, HTTPException) as error:

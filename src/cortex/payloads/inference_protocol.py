@@ -139,7 +139,11 @@ def model_document(name: str, signature: ModelSignature, versions: tuple[str, ..
 
 
 def _tensor_document(tensor: TensorSignature) -> Json:
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    document = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    parameters: Json = {"labels": tensor.labels} if tensor.labels else {}
+    if tensor.optional:
+        parameters["optional"] = True
+    return {**document, "parameters": parameters} if parameters else document
 
 
 def decompress(body: bytes, encoding: bytes, json_length: bytes | None, max_bytes: int) -> tuple[bytes, int | None]:
@@ -264,7 +268,7 @@ def check_inputs(header: RequestHeader, signature: ModelSignature) -> None:
             raise V2Error(400, f"input {name} has the shape {found}; the model expects {wanted}")
     given_names = {given.name for given in header.inputs}
     for tensor in signature.inputs:
-        if tensor.name not in given_names:
+        if tensor.name not in given_names and not tensor.optional:
             raise V2Error(400, f"input {shorten(tensor.name)} is missing; the model expects {_describe([tensor])}")
 
 

@@ -165,6 +165,7 @@ class _Reader:
         self._matrix = only if only is not None and len(only.shape) == 2 and only.datatype != "BYTES" else None
         self._labels = self._matrix.labels if self._matrix is not None else ()
         self._only = only
+        self._optional = {tensor.name for tensor in self._inputs if tensor.optional}
         self._takes_bytes = only is not None and only.datatype == "BYTES"
         #: Whether each input is one column, so that a row has a value for each.
         self._is_columns = self._matrix is None and all(tensor.shape[1:] in ((), (1,)) for tensor in self._inputs)
@@ -251,7 +252,9 @@ class _Reader:
             self._check_lengths(dict(zip(self._labels, parts, strict=True)))
             return {self._matrix.name: np.stack(parts, axis=1)}
         self._check_names(value, "inputs", tuple(self._by_name))
-        arrays = {name: self._convert(tensor, value[name], name) for name, tensor in self._by_name.items()}
+        arrays = {
+            name: self._convert(tensor, value[name], name) for name, tensor in self._by_name.items() if name in value
+        }
         if self._is_columns:
             self._check_lengths(arrays)
         return arrays
@@ -264,6 +267,7 @@ class _Reader:
         by_column = bool(self._labels) and not set(record) & set(self._by_name)
         names = self._labels if by_column else tuple(self._by_name)
         self._check_names(record, "the record", names)
+        names = tuple(name for name in names if name in record)
         ranks = [1 if by_column or self._is_columns else len(self._by_name[name].shape) for name in names]
         is_batch = all(_depth(record[name]) >= rank for name, rank in zip(names, ranks, strict=True))
         if is_batch:
@@ -272,18 +276,20 @@ class _Reader:
 
     def _records(self, records: Sequence[Any]) -> dict[str, Array]:
         names = self._labels if self._labels and set(records[0]) != set(self._by_name) else tuple(self._by_name)
-        wanted = dict.fromkeys(names).keys()
+        wanted = dict.fromkeys(name for name in names if name in records[0] or name not in self._optional).keys()
         for number, record in enumerate(records, 1):
             if not isinstance(record, Mapping):
                 raise ModelInputError(f"row {number} is {_kind(record)}, but row 1 is a map")
             if record.keys() != wanted:
                 self._check_names(record, f"row {number}", names)
+                raise ModelInputError(f"row {number} has {_list(list(record))}, but row 1 has {_list(list(wanted))}")
         if self._labels and names is self._labels and self._matrix is not None:
             rows = [[record[name] for name in names] for record in records]
             return {self._matrix.name: self._convert(self._matrix, rows)}
         return {
             name: self._convert(tensor, [record[name] for record in records], name)
             for name, tensor in self._by_name.items()
+            if name in wanted
         }
 
     def _table(self, names: Sequence[str], rows: list[Any]) -> dict[str, Array]:
@@ -298,7 +304,8 @@ class _Reader:
                 found = f"{len(row)} values" if isinstance(row, list) else _kind(row)
                 raise ModelInputError(f"row {number} has {found}; there are {len(names)} columns: {_list(names)}")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        return {name: self._convert(each, list(columns[name]), name) for name, each in self._by_name.items()}
+        given = {name: tensor for name, tensor in self._by_name.items() if name in columns}
+        return {name: self._convert(tensor, list(columns[name]), name) for name, tensor in given.items()}
 
     def _check_columns(self, names: Sequence[str]) -> None:
         """Check the names of columns that are in an order: a model that takes a matrix requires its own."""
@@ -320,7 +327,7 @@ class _Reader:
     def _check_names(self, given: Mapping[str, Any], what: str, names: Sequence[str] = ()) -> None:
         names = names or self.names
         known = set(names)
-        missing = [name for name in names if name not in given]
+        missing = [name for name in names if name not in given and name not in self._optional]
         unknown = [name for name in given if name not in known]
         if missing or unknown:
             problems = [f"has no {_list(missing)}"] if missing else []

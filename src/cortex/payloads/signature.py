@@ -30,6 +30,7 @@ class TensorSignature:
     shape: tuple[int, ...]  #: -1: any size
     description: str = ""
     labels: tuple[str, ...] = ()  #: of the entries of the last axis: the names of columns or classes
+    optional: bool = False  #: an input that requests may leave out
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,27 @@ def test_a_folder_with_code_needs_trust_and_has_columns_of_all_types(tmp_path: P
         model.infer(request.inputs)
 
 
+def test_an_optional_column_may_be_left_out(tmp_path: Path) -> None:
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return model_input["a"] + model_input.get("b", 100)
+
+    columns = Schema([ColSpec("double", "a"), ColSpec("double", "b", required=False)])
+    signature = ModelSignature(columns, Schema([ColSpec("double")]))
+    mlflow.pyfunc.save_model(
+        str(tmp_path / "m"), python_model=Model(), signature=signature, pip_requirements=["mlflow"]
+    )
+    model = load(tmp_path / "m", trusts_pickle=True)
+    assert [each.optional for each in model.signature.inputs] == [False, True]
+    for record, answer in ({"a": 1.0}, 101.0), ({"a": 1.0, "b": 2.0}, 3.0):
+        request = read_request([record], model.signature)
+        assert request.answer(model.infer(request.inputs)) == [answer]
+
+
 def test_a_model_without_a_signature_is_an_error(tmp_path: Path) -> None:
     from sklearn.linear_model import LinearRegression
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.model_request import describe_models, model_request
 from cortex.cli.output import Json, located
-from cortex.cli.rollout import report_failure, show_result, wait
+from cortex.cli.rollout import report_failure, show_docs, show_result, wait
 from cortex.cli.sample_request import sample_request
 from cortex.cli.session import Session
 from cortex.cli.tables.scaling import room_note, shortage_note
@@ -132,6 +132,7 @@ def _report_live(api: Json, folder: Path, seconds: float, client: Client, sessio
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
     console.line(f"  endpoint: {endpoint}")
+    show_docs(api, session)
     if note := shortage_note(api) or room_note(api):
         console.line(f"  {note}")
     if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
@@ -150,6 +151,6 @@ def _report_live(api: Json, folder: Path, seconds: float, client: Client, sessio
 
 def _refusals(error: ConfigError, folder: Path) -> list[Json]:
     return [
-        {"api": item.path.partition(".")[0], "message": "", "error": str(item), "changes": []}
+        {"api": item.path.partition(".")[0], "message": "", "error": str(item), "changes": [], "installs": []}
         for item in located(error, folder).diagnostics
     ]

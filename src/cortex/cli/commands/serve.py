@@ -9,7 +9,7 @@ from typing import Any
 
 from cortex.cli.commands.deploy import ca_option, upload
 from cortex.cli.model_request import describe_models, model_lines, model_request
-from cortex.cli.rollout import report_failure, wait
+from cortex.cli.rollout import report_failure, show_docs, wait
 from cortex.cli.session import Session
 from cortex.client.client import Client
 from cortex.client.environments import LOCAL
@@ -140,6 +140,7 @@ def _report(api: Json, seconds: float, detection: Detection | None, client: Clie
             console.line(model["found"])
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
     console.line(f"  endpoint: {api['endpoint']}")
+    show_docs(api, session)
     for model in models:
         for line in (*model_lines(model), model_request(model, api["endpoint"], ca_option(client, session))):
             console.line(f"  {line}")

@@ -147,4 +147,5 @@ def _zeros(datatype: str, shape: tuple[int, ...]) -> Any:
 
 def _described(tensor: TensorSignature) -> str:
     labels = f" ({', '.join(tensor.labels[:20])})" if tensor.labels else ""
-    return f"`{tensor.name}`: {tensor.datatype} {list(tensor.shape)}{labels} {tensor.description}".strip()
+    optional = ", optional" if tensor.optional else ""
+    return f"`{tensor.name}`: {tensor.datatype} {list(tensor.shape)}{labels}{optional} {tensor.description}".strip()

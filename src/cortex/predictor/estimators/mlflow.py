@@ -84,7 +84,10 @@ def _columns(context: LoadContext, schema: Any) -> Table:
         return Matrix((), len(names), _DATATYPES[kinds[0]], _frame_of_rows)
     has_names = all(names)
     shown = names if has_names else [f"input-{index}" for index in range(len(names))]
-    tensors = [TensorSignature(name, _DATATYPES[kind], (-1, 1)) for name, kind in zip(shown, kinds, strict=True)]
+    tensors = [
+        TensorSignature(name, _DATATYPES[kind], (-1, 1), optional=not getattr(column, "required", True))
+        for name, kind, column in zip(shown, kinds, schema.inputs, strict=True)
+    ]
     samples = {name: _SAMPLES[kind] for name, kind in zip(shown, kinds, strict=True) if kind in _SAMPLES}
     dates = {name for name, kind in zip(shown, kinds, strict=True) if kind == "datetime"}
     binary = {name for name, kind in zip(shown, kinds, strict=True) if kind == "binary"}

@@ -13,7 +13,7 @@ from cortex.errors import ModelError, ModelInputError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.registry import Registry
 from cortex.models.spec import DEFAULT_MODEL, LATEST, ModelSource
-from cortex.payloads.inference_protocol import V2Error
+from cortex.payloads.inference_protocol import V2Error, model_document
 from cortex.payloads.signature import ModelSignature
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ def _describe(model: RegistryModel, loaded: Sequence[str]) -> dict[str, Any]:
     if not loaded:  # with caching, before its first request
         return described
     signature = model.signature(loaded[-1])
-    tensors = {
-        side: [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in side_tensors]
-        for side, side_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs))
-    }
+    document = model_document(model.name, signature, ())
+    tensors = {side: document[side] for side in ("inputs", "outputs")}
     return {**described, "platform": signature.platform, "found": signature.description, **tensors}

@@ -164,7 +164,9 @@ class InferenceRoutes:
                 self._tracker.track(only, connection.request_id)
         if json_length is None:
             return Encoded(200, JSON, body)
-        return Encoded(200, BYTES, body, ((JSON_LENGTH_HEADER, b"%d" % json_length),))
+        # Pages of other origins can read only the headers that a response names.
+        exposed = (b"access-control-expose-headers", b"Inference-Header-Content-Length")
+        return Encoded(200, BYTES, body, ((JSON_LENGTH_HEADER, b"%d" % json_length), exposed))
 
 
 def inference_kinds(models: Mapping[str, InferenceModel]) -> set[Kind]:
