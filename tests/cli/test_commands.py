@@ -78,13 +78,13 @@ def test_deploy_without_a_sample_says_what_to_send(running: Installation, tmp_pa
     folder = project(tmp_path, "no-sample")
     (folder / "sample.json").unlink()
     lines = cortex(running.home, "deploy", folder).stdout.splitlines()
-    assert lines[3] == "  cortex predict no-sample FILE.json" and 'a JSON body with "question"' in lines[4]
+    assert lines[4] == "  cortex predict no-sample FILE.json" and 'a JSON body with "question"' in lines[5]
 
 
 def test_the_shown_curl_needs_no_body_if_the_method_reads_none(running: Installation, tmp_path: Path) -> None:
     source = "class Handler:\n def __init__(self, config): ...\n def handle_post(self): return {'ok': True}\n"
     lines = cortex(running.home, "deploy", project(tmp_path, "bodiless", source)).stdout.splitlines()
-    answer = subprocess.run(["sh", "-c", lines[3] + " -s"], capture_output=True, text=True, timeout=30)
+    answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
     assert json.loads(answer.stdout) == {"ok": True}
 
 

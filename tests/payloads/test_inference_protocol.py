@@ -83,7 +83,7 @@ def test_any_compressed_body_is_bounded_or_refused(body: bytes, encoding: bytes)
 
 def test_metadata_lists_versions_and_tensors() -> None:
     signature = ModelSignature("m", "sklearn", (TensorSignature("x", "FP32", (-1, 4)),), ())
-    tensor = {"name": "x", "datatype": "FP32", "shape": (-1, 4)}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
     assert model_document("iris", signature, ("1", "2")) == {
         "name": "iris",
         "versions": ("1", "2"),
@@ -95,7 +95,7 @@ def test_metadata_lists_versions_and_tensors() -> None:
     labelled = TensorSignature("x", "FP32", (-1, 2), labels=("a", "b"))
     optional = TensorSignature("c", "BYTES", (-1, 1), optional=True)
     inputs = model_document("iris", ModelSignature("m", "mlflow", (labelled, optional), ()), ())["inputs"]
-    assert [each["parameters"] for each in inputs] == [{"labels": ("a", "b")}, {"optional": True}]
+    assert [each["parameters"] for each in inputs] == [{"labels": ["a", "b"]}, {"optional": True}]
 
 
 def _bare_deflate(data: bytes) -> bytes:

@@ -31,3 +31,8 @@ def test_server_side_batching_requires_a_method_that_does_not_stream(
     with pytest.raises(UserError, match="^predictor.py: class Handler: server_side_batching ") as raised:
         project.load("handler", text, max_batch_size=8)
     assert words in str(raised.value)
+
+
+def test_a_class_that_answers_only_tensors_needs_no_other_method(project: UserProject) -> None:
+    text = BASE + HIDDEN.format(methods="{'handle_v2': lambda self, inputs: inputs}")
+    assert project.load("handler", text, max_batch_size=8).inference_models.keys() == {"iris"}

@@ -164,7 +164,8 @@ def test_without_numpy_the_error_has_the_lines_for_requirements(
     source = ModelSource("python", (ModelPath(DEFAULT_MODEL, url if "://" in url else str(project.root / url)),))
     monkeypatch.setattr(requirements, "installed_version", lambda package: None)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.delitem(sys.modules, "cortex.predictor.inference.model_handler", raising=False)
+    for module in ("model_handler", "batching"):
+        monkeypatch.delitem(sys.modules, f"cortex.predictor.inference.{module}", raising=False)
     with pytest.raises(UserError) as raised:
         project.load("handler", None, "", type="model", models=source, catalogue=Catalogue(()))
     assert message in str(raised.value)

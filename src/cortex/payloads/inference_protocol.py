@@ -139,8 +139,8 @@ def model_document(name: str, signature: ModelSignature, versions: tuple[str, ..
 
 
 def _tensor_document(tensor: TensorSignature) -> Json:
-    document = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    parameters: Json = {"labels": tensor.labels} if tensor.labels else {}
+    document = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    parameters: Json = {"labels": list(tensor.labels)} if tensor.labels else {}
     if tensor.optional:
         parameters["optional"] = True
     return {**document, "parameters": parameters} if parameters else document

@@ -307,6 +307,8 @@ def _check_batching(code: UserCode, file: str) -> None:
     """Check that the class has a method that can process several requests in one call. Raises: UserError."""
     name = batched_method(code.generation)
     is_defined = name in code.serving_methods
+    if not is_defined and _is_defined(code.target, code.generation.inference_method or ""):
+        return
     is_streaming = is_defined and call_kind(getattr(code.target, name)) in ("generator", "async_generator")
     if problem := batching_problem(name, is_defined, is_streaming):
         raise UserError(f"{file}: class {code.generation.class_name}: {problem[0]}; {problem[1]}")

@@ -285,6 +285,8 @@ class _Checker:
     def _check_batched(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
         """Check that the class has a method that can process several requests in one call."""
         name = batched_method(self._generation)
+        if name not in scope.bindings and self._generation.inference_method in scope.bindings:
+            return  # its requests are joined along their first axis
         bindings = scope.bindings.get(name, [])
         at = next((binding.node for binding in bindings if isinstance(binding.node, FunctionNode)), None)
         is_known = at is not None and len(bindings) == 1 and not self._has_unknown_decorator(at)

@@ -27,7 +27,6 @@ from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
 from cortex.replica.requests.app import SHARING_LOOP, App, call_slots
-from cortex.replica.requests.batching import batched_method
 from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.http import Connection
 from cortex.replica.requests.inference_routes import inference_kinds
@@ -132,7 +131,7 @@ def _serve(
     outlive_supervisor()
     supervisor.start()
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
-    batch_slots = (spec.threads + 1) * spec.max_batch_size if batched_method(spec, predictor) else 0
+    batch_slots = (spec.threads + 1) * spec.max_batch_size if app.batches else 0
     signature = signature_text(lambda: predictor.signature)
     channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cortex.errors import ModelInputError
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.request_forms import ModelRequest, read_request
+from cortex.predictor.inference.batching import join, joining_key, split
 from cortex.predictor.inference.registry_models import RegistryModel
 
 #: Query parameters, and headers, that choose one of several models and a version.
@@ -31,16 +30,10 @@ class _ModelCall:
     request: ModelRequest
 
     @property
-    def key(self) -> Any:
-        """Return what calls must have in common to be joined: the model, and all axes but the first."""
-        tensors = tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(self.request.inputs.items()))
-        return self.model.name, self.version, tensors
-
-    @property
-    def rows(self) -> int | None:
-        """Return the size of the first axis of all inputs; None if they differ or one has no axis."""
-        sizes = {array.shape[0] if array.ndim else None for array in self.request.inputs.values()}
-        return sizes.pop() if len(sizes) == 1 else None
+    def key(self) -> Hashable | None:
+        """Return what calls must have in common to be joined; None if this one can't be joined."""
+        key = joining_key(self.model.signature(self.version), self.request.inputs)
+        return None if key is None else (self.model.name, self.version, key)
 
     def run(self) -> Any:
         """Run the model. Raises: KeyError, V2Error, ModelError."""
@@ -105,7 +98,7 @@ class BatchingModelHandler(ModelHandler):
             try:
                 with _http_errors():
                     call = self._read(*request)
-                groups.setdefault(call.key, []).append((index, call))
+                groups.setdefault(call.key or index, []).append((index, call))
             except Exception as error:  # of this request alone
                 results[index] = error
         for group in groups.values():
@@ -118,21 +111,14 @@ class BatchingModelHandler(ModelHandler):
 
 def _run_joined(calls: Sequence[_ModelCall]) -> list[Any]:
     """Return the answers, or the exceptions, of calls with one key: run the model once, or if that fails once each."""
-    first, sizes = calls[0], [call.rows for call in calls]
-    if len(calls) > 1 and None not in sizes:
-        joined = {name: np.concatenate([call.request.inputs[name] for call in calls]) for name in first.request.inputs}
-        total = sum(size or 0 for size in sizes)
+    first, inputs = calls[0], [call.request.inputs for call in calls]
+    if len(calls) > 1:
         try:
-            outputs = first.model.infer(joined, first.version)
+            parts = split(first.model.infer(join(inputs), first.version), inputs)
         except Exception:  # one of them fails alone, too, and then it is known which
-            outputs = {}
-        if outputs and all(array.ndim and array.shape[0] == total for array in outputs.values()):
-            ends = np.cumsum(np.array(sizes))[:-1]
-            parts = {name: np.split(array, ends) for name, array in outputs.items()}
-            return [
-                call.request.answer({name: arrays[index] for name, arrays in parts.items()})
-                for index, call in enumerate(calls)
-            ]
+            parts = None
+        if parts is not None:
+            return [call.request.answer(outputs) for call, outputs in zip(calls, parts, strict=True)]
     return [_result_of(call) for call in calls]
 
 

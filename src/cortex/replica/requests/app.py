@@ -13,6 +13,7 @@ for classes with routes, provide the methods of requests at paths below the endp
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ from cortex.replica.requests.background_tasks import BackgroundTasks
 from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.replica.requests.http import Connection, ConnectionPool, Header
-from cortex.replica.requests.inference_routes import InferenceRoutes, inference_kinds
+from cortex.replica.requests.inference_batching import InferenceCaller, joined_method
+from cortex.replica.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import JSON, encode_json
 from cortex.replica.requests.runner import Runner
 from cortex.replica.requests.streaming import ResponseStream, open_response
@@ -82,17 +84,21 @@ class App:
         self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
         self._background = BackgroundTasks(loop, spec.threads)
         self._batched = batched_method(spec, predictor)
+        recorder, numbers = BatchRecorder(file), itertools.count(1)
+
+        def batcher(caller: Caller, method: BoundMethod) -> RequestBatcher:
+            calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers)
+            return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
+
+        self._batchers: list[RequestBatcher] = []
         if self._batched is not None:
             self._single = for_one(self._batched)
-            self._batcher = RequestBatcher(
-                spec,
-                BatchCaller(self._caller, self._batched, lambda: self.timeout_s),
-                runner,
-                loop,
-                BatchRecorder(file),
-                self._settle_batched,
-                lambda: self._running == 0,
-            )
+            self._batcher = batcher(self._caller, self._batched)
+            self._batchers.append(self._batcher)
+        self._tensor_batcher: RequestBatcher | None = None
+        if (joined := joined_method(spec, predictor, inference)) is not None:
+            self._tensor_batcher = batcher(InferenceCaller(spec.api, predictor, inference), joined)
+            self._batchers.append(self._tensor_batcher)
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
@@ -103,8 +109,13 @@ class App:
 
     def set_suspects(self, groups: Mapping[str, int]) -> None:
         """Bisect the requests of batches that killed a previous process; see `RequestBatcher.set_suspects`."""
-        if self._batched is not None:
-            self._batcher.set_suspects(groups)
+        for batcher in self._batchers:
+            batcher.set_suspects(groups)
+
+    @property
+    def batches(self) -> bool:
+        """Return whether one call may answer several requests."""
+        return bool(self._batchers)
 
     def shutdown(self) -> None:
         """Wait for background tasks."""
@@ -128,23 +139,32 @@ class App:
             method = self._below.accept(connection)
             if method is None:
                 return
+            if self._tensor_batcher is not None and method.signature is INFERENCE:
+                self._batch(self._tensor_batcher, method, connection, arrived_ns + self._timeout_ns, now_ns)
+                return
         elif method is None or connection.requests_info:
             self._respond_without_method(connection, verb)
             return
         deadline_ns = arrived_ns + self._timeout_ns
         if method is self._batched:
-            if self._batcher.may_call_single(now_ns):
-                connection.batched_ns = now_ns
-                self._start(connection, self._single, deadline_ns, now_ns)
-                self._batcher.record_single(now_ns)
-                return
-            connection.queue(deadline_ns)
-            self._batcher.add(connection, deadline_ns, now_ns)
+            self._batch(self._batcher, self._single, connection, deadline_ns, now_ns)
         elif self._running < self._slots:
             self._start(connection, method, deadline_ns, now_ns)
         else:
             connection.queue(deadline_ns)
             self._queue.append((connection, method, deadline_ns))
+
+    def _batch(
+        self, batcher: RequestBatcher, single: BoundMethod, connection: Connection, deadline_ns: int, now_ns: int
+    ) -> None:
+        """Call the method for this request alone at once, or queue it for a batch."""
+        if batcher.may_call_single(now_ns):
+            connection.batched_ns = now_ns
+            self._start(connection, single, deadline_ns, now_ns)
+            batcher.record_single(now_ns)
+            return
+        connection.queue(deadline_ns)
+        batcher.add(connection, deadline_ns, now_ns)
 
     def _respond_without_method(self, connection: Connection, verb: str) -> None:
         if verb == "GET":

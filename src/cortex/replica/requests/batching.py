@@ -9,10 +9,9 @@ more calls for one bad request among n.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -68,6 +67,8 @@ async def _await_one(name: str, results: Awaitable[Any]) -> Any:
 
 def _only_result(name: str, results: Any) -> Any:
     validate_result(name, 1, results)
+    if isinstance(results[0], Exception):  # the error of this request, see `BatchCaller.finish`
+        raise results[0]
     return results[0]
 
 
@@ -321,12 +322,15 @@ class RequestBatcher:
 class BatchCaller:
     """Makes the calls of the batches of one method. Thread-safe."""
 
-    def __init__(self, caller: Caller, method: BoundMethod, timeout_s: Callable[[], float]) -> None:
+    def __init__(
+        self, caller: Caller, method: BoundMethod, timeout_s: Callable[[], float], numbers: Iterator[int]
+    ) -> None:
+        """`numbers` are those of the batches of this process."""
         self.is_async = method.kind == "async"
         self._caller = caller
         self._method = method
         self._timeout_s = timeout_s
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
 
     def next_number(self) -> int:
         """Return a new batch number, for the rows of its requests in shared memory."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,28 @@ if TYPE_CHECKING:
     from cortex.predictor.inference.inference_model import Arrays, InferenceModel
 
 _SPLITTER_HEADER = b"x-cortex-splitter"
-#: Only its verb and name are used: OpenAPI documents describe models by their own signatures.
-_SIGNATURE = MethodSignature("POST", "infer", BodySignature(), BodySignature())
+#: Of methods that run a model, and that describe one. OpenAPI documents describe models by their own signatures.
+INFERENCE = MethodSignature("POST", "infer", BodySignature(), BodySignature())
+_METADATA = MethodSignature("GET", "infer", BodySignature(), BodySignature())
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCall:
+    """A decoded inference request."""
+
+    connection: Connection
+    route: InferenceRoute
+    model: InferenceModel
+    signature: ModelSignature
+    header: RequestHeader
+    inputs: Arrays
+
+    def run(self, inputs: Arrays | None = None) -> Arrays | Awaitable[Arrays]:
+        """Run the model with the inputs of this call, or with others: those of several calls. Raises: as the model."""
+        given = self.inputs if inputs is None else inputs
+        if isinstance(self.model, MethodModel):
+            return self.model.call(given, self.header.parameters)
+        return self.model.infer(given, self.route.version, () if inputs is not None else self.header.outputs)
 
 
 class InferenceRoutes:
@@ -72,17 +93,15 @@ class InferenceRoutes:
             return None
 
     def _accept(self, connection: Connection) -> BoundMethod | None:
-        path = connection.url.partition(b"?")[0]
-        route = parse_route(path.removeprefix((connection.endpoint or b"").rstrip(b"/")))
+        route = _route(connection)
         verb = connection.method
         if verb != route.verb and (verb != "HEAD" or route.verb != "GET"):
             message = f"{verb} is not supported at this path; it answers {route.verb}"
             connection.respond_error(405, message, ((b"allow", route.verb.encode()),))
             return None
-        splitter = _header(connection, _SPLITTER_HEADER).decode("latin-1")
+        splitter = _splitter(connection)
         if route.model:
-            model = self._find(route.model, splitter)
-            return self._method_for(connection, route, model)
+            return self._method_for(connection, route, self._find(route.model, splitter))
         documents: dict[str, Any] = {
             "server": server_document(__version__),
             "live": {"live": True},
@@ -118,7 +137,7 @@ class InferenceRoutes:
             needs_headers=False,
             kind=kind,
             call=partial(_ignore_arguments, partial(call, connection, route, model)),
-            signature=_SIGNATURE,
+            signature=INFERENCE if is_infer else _METADATA,
         )
 
     # Calls, on any thread.
@@ -129,39 +148,39 @@ class InferenceRoutes:
             return _json(connection, {"name": route.model, "ready": True})
         return _json(connection, model_document(route.model, signature, model.versions()))
 
+    def decode(self, connection: Connection) -> InferenceCall:
+        """Return the inference that an accepted request asks for. Raises: V2Error."""
+        route = _route(connection)
+        return self._decode(connection, route, self._find(route.model, _splitter(connection)))
+
     def _infer(
         self, connection: Connection, route: InferenceRoute, model: InferenceModel
     ) -> Encoded | Awaitable[Encoded]:
+        call = self._decode(connection, route, model)
+        outputs = call.run()
+        return (
+            _finish_later(outputs, partial(self.encode, call)) if isawaitable(outputs) else self.encode(call, outputs)
+        )
+
+    def _decode(self, connection: Connection, route: InferenceRoute, model: InferenceModel) -> InferenceCall:
         from cortex.payloads.inference_tensors import decode_request  # noqa: PLC0415 - imports numpy
 
         signature = _signature(model, route)
         encoding, given_length = _header(connection, b"content-encoding"), _header(connection, JSON_LENGTH_HEADER)
         body, json_length = decompress(connection.body, encoding, given_length or None, self._max_body_bytes())
         header, inputs = decode_request(body, json_length, signature)
-        if isinstance(model, MethodModel):
-            outputs = model.call(inputs, header.parameters)
-        else:
-            outputs = model.infer(inputs, route.version, header.outputs)
-        finish = partial(self._encode, connection, route, model, header, signature)
-        return _finish_later(outputs, finish) if isawaitable(outputs) else finish(outputs)
+        return InferenceCall(connection, route, model, signature, header, inputs)
 
-    def _encode(
-        self,
-        connection: Connection,
-        route: InferenceRoute,
-        model: InferenceModel,
-        header: RequestHeader,
-        signature: ModelSignature,
-        outputs: Arrays,
-    ) -> Encoded:
+    def encode(self, call: InferenceCall, outputs: Arrays) -> Encoded:
+        """Return the response with the outputs of a model. Raises: V2Error, UserError."""
         from cortex.payloads.inference_tensors import encode_response, rows  # noqa: PLC0415 - imports numpy
 
-        version = route.version or next(reversed(model.versions()), None)
-        body, json_length = encode_response(header, outputs, signature, route.model, version)
+        version = call.route.version or next(reversed(call.model.versions()), None)
+        body, json_length = encode_response(call.header, outputs, call.signature, call.route.model, version)
         if self._tracker is not None:
             for row in rows(outputs):
                 only = next(iter(row.values())) if len(row) == 1 and not self._tracks_key else row
-                self._tracker.track(only, connection.request_id)
+                self._tracker.track(only, call.connection.request_id)
         if json_length is None:
             return Encoded(200, JSON, body)
         # Pages of other origins can read only the headers that a response names.
@@ -190,6 +209,15 @@ def _signature(model: InferenceModel, route: InferenceRoute) -> ModelSignature:
         has = f"its versions are {versions}" if versions else "it has no versions"
         message = f"the model {shorten(route.model)} has no version {shorten(route.version or '')}; {has}"
         raise V2Error(404, message) from None
+
+
+def _route(connection: Connection) -> InferenceRoute:
+    path = connection.url.partition(b"?")[0]
+    return parse_route(path.removeprefix((connection.endpoint or b"").rstrip(b"/")))
+
+
+def _splitter(connection: Connection) -> str:
+    return _header(connection, _SPLITTER_HEADER).decode("latin-1")
 
 
 def _json(connection: Connection, document: Any) -> Encoded:
