@@ -126,6 +126,10 @@ def test_a_damaged_model_in_a_bucket_is_called_by_its_url(tmp_path: Path) -> Non
         machine = Machine({"AWS_ENDPOINT_URL": bucket.url, "HOME": str(tmp_path / "home")})
         with pytest.raises(ConfigError, match=r"s3://models/tree has no model; it has a\.txt, b\.txt"):
             diagnose(tmp_path / "cortex.yaml", "cortex.yaml", (), machine)
+        bucket.objects.clear()
+        bucket.objects["tree"] = b"hello"
+        with pytest.raises(ConfigError, match="path: s3://models/tree is not a model that cortex knows"):
+            diagnose(tmp_path / "cortex.yaml", "cortex.yaml", (), machine)
 
 
 def test_the_format_of_files_that_are_too_large_to_download_is_left_open(

@@ -129,7 +129,8 @@ def _api(name: str, location: str, arguments: argparse.Namespace) -> Json:
 
 
 def _message(message: str, fix: str) -> str:
-    return f"{message} ({fix})" if fix else message
+    text = f"{message} ({fix})" if fix else message
+    return text.replace("write `trust: pickle` if you trust it", "use --trust pickle if you trust its author")
 
 
 def _report(api: Json, seconds: float, detection: Detection | None, client: Client, session: Session) -> None:

@@ -232,8 +232,14 @@ async def _detect_remote(
     except ModelFormatError as error:
         if not downloads.complete[url]:
             return None
-        raise ModelFormatError(str(error).replace(str(folder), url)) from None
-    return replace(found, reason=found.reason.replace(str(folder), url), path=found.path.replace(str(folder), url))
+        raise ModelFormatError(_with_url(str(error), folder, url)) from None
+    return replace(found, reason=_with_url(found.reason, folder, url), path=_with_url(found.path, folder, url))
+
+
+def _with_url(text: str, folder: Path, url: str) -> str:
+    """Return a text with the URL of a model instead of the folder that it was downloaded to."""
+    file = folder / folder.name  # if the model is a single file
+    return text.replace(str(file), url).replace(str(folder), url)
 
 
 def _by_model(judged: CheckedListing) -> dict[str, list[ModelProblem]]:
