@@ -61,7 +61,7 @@ def test_errors_name_the_input_or_the_function(apis: Installation) -> None:
     )
     reply = apis.post("/add/newer", {})
     assert reply.status == 500
-    assert "KeyError in predict()" in reply.json["error"]
+    assert "KeyError in pre_inference()" in reply.json["error"]
     wait_until(lambda: "KeyError: 'values'" in log_of(apis, "newer"), message="the log has the exception")
     assert "in pre_inference" in log_of(apis, "newer")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +94,8 @@ class Caller:
         self._logs_on_demand = predictor.generation.logs_on_demand
         self._generation = predictor.generation
         self._tracker = tracker
+        #: The user's functions around a model, of which a failed call names the one that raised.
+        self._functions = tuple(predictor.generation.hooks) if predictor.request_handler is not None else ()
 
     def call(self, connection: Connection, method: BoundMethod) -> Outcome:
         """Parse the arguments, call the method and encode its result. Never raises."""
@@ -176,7 +179,7 @@ class Caller:
         ):  # a result that cannot be encoded, or an unknown model: callers see the message
             return FailedCall(500, f"internal server error: {error}")
         name, hint = (failed, "") if isinstance(failed, str) else (failed.name, _content_type_hint(connection, failed))
-        what = f"{type(error).__name__} in {name}()"
+        what = f"{type(error).__name__} in {_failed_function(error, self._functions) or name}()"
         return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
     def refuse(self, connection: Connection, error: BaseException) -> FailedCall | None:
@@ -212,6 +215,12 @@ def logs_hint(api: str) -> str:
     """Return the end of the message of a failed call, which says where its traceback is."""
     where = "the terminal" if DEV_VARIABLE in os.environ else f"`cortex logs {api}`"
     return f"; {where} shows the traceback"
+
+
+def _failed_function(error: BaseException, names: tuple[str, ...]) -> str:
+    """Return the first of these functions in the traceback of an error; "" if there is none."""
+    frames = traceback.walk_tb(error.__traceback__) if names else ()
+    return next((frame.f_code.co_name for frame, _ in frames if frame.f_code.co_name in names), "")
 
 
 def _content_type_hint(connection: Connection, method: BoundMethod) -> str:
