@@ -39,8 +39,8 @@ def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Ins
 @pytest.mark.long
 def test_a_replica_without_its_supervisor_is_replaced_and_leaves_no_process(cortex: Installation) -> None:
     cortex.cortex("deploy", EXAMPLES_DIR / "own-server")
-    wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
-    (replica,) = cortex.status()["replicas"]
+    wait_until(lambda: len(cortex.pids("own-server")) == 1)  # the test before it has updated the API
+    (replica,) = (each for each in cortex.status()["replicas"] if each["api"] == "own-server")
     os.kill(replica["supervisor_pid"], signal.SIGKILL)
     wait_until(lambda: not cortex.pids("own-server") & {None, replica["pid"]} and cortex.pids("own-server"))
     wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)

@@ -58,7 +58,7 @@ class CommandCall:
         deadline_ns: int,
         on_over: Callable[[CommandCall], None],
     ) -> None:
-        """Create the call; `on_over` is called once, when it is over."""
+        """Create the call; `on_over` is called once, at its end."""
         self.status = 0  #: of the response; 0 until it has begun
         self._settings = settings
         self._connection = connection

@@ -35,7 +35,7 @@ def process_environment(environ: Mapping[str, str], spec: ReplicaSpec, index: in
     """Return the environment of a command: programs of the project's Python environment are on its PATH."""
     programs = str(Path(spec.python).parent)
     return {
-        "PYTHONUNBUFFERED": "1",  # its lines are to be in the log at once
+        "PYTHONUNBUFFERED": "1",  # else lines of Python servers reach the log late
         **environ,
         "PATH": os.pathsep.join(filter(None, [programs, environ.get("PATH", os.defpath)])),
         "CORTEX_SOCKET": spec.command_sockets[index],

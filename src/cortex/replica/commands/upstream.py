@@ -61,7 +61,7 @@ class UpstreamPool:
         return connection
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Keep a connection whose request is over."""
+        """Keep a connection after the end of its request."""
         connection.receiver = None
         connection.idle_since = self.loop.time()
         connection.resume()

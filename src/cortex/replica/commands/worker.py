@@ -103,7 +103,7 @@ async def _report_end(
 
 
 async def _watch(spec: ReplicaSpec, server: CommandServer, address: Address, channel: Channel) -> None:
-    """Let the supervisor end a server that has answered neither probes nor requests for long."""
+    """Report a server to the supervisor that has answered neither probes nor requests for long."""
     is_silent = False
     while not server.is_stopping:
         await asyncio.sleep(PROBE_S)
