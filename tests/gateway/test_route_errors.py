@@ -61,6 +61,18 @@ def test_errors_of_a_command_have_openais_form_below_v1(home: Home) -> None:
     run(scenario())
 
 
+def test_a_replica_that_closes_its_connection_is_reported_in_the_form_of_the_path(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(routed(await w.server("a"))))
+            message = "the replica closed the connection before it answered"
+            answer = await ask(w.port, "/llm/v1/models?close=1")
+            assert (answer.status, answer.json()["error"]["message"]) == (502, message)
+            assert (await ask(w.port, "/llm/models?close=1")).json()["error"] == message
+
+    run(scenario())
+
+
 def test_a_missing_key_is_an_authentication_error(home: Home) -> None:
     async def scenario() -> None:
         async with world(home) as w:

@@ -26,7 +26,7 @@ from cortex.gateway.maps import (
     UNAVAILABLE_MAP,
     backend_name,
 )
-from cortex.gateway.protocols import GRPC_RESPONSES, GRPC_STATUSES, RULES, Protocol, json_error
+from cortex.gateway.protocols import DETECTED_ERRORS, GRPC_RESPONSES, GRPC_STATUSES, RULES, Protocol, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
 #: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
@@ -322,6 +322,9 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
             f"  http-request wait-for-body time {milliseconds(body_timeout_s)}ms\n" if rules.waits_for_body else "",
         ]
     )
+    # The section of defaults has these in the form of replicas.
+    detected = DETECTED_ERRORS.items() if backend.protocol is Protocol.ROUTES else ()
+    errors = "".join(f"  http-error status {status} {_error(backend, status, text)}\n" for status, text in detected)
     return f"""\
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
@@ -338,7 +341,7 @@ if {{ req.body_size gt {backend.max_body_bytes} }}
   http-error status 400 {_error(backend, 400, "the client disconnected")} hdr x-cortex-disconnected 1
   http-error status 503 {_error(backend, 503, waited)} hdr Retry-After 1
   http-error status 504 {_error(backend, 504, f"timed out after {seconds}")}
-{final_status(backend)}\
+{errors}{final_status(backend)}\
   http-after-response allow if {{ status lt 400 }}
   http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
   http-after-response del-header retry-after if {late}

@@ -107,7 +107,7 @@ from cortex.gateway.maps import (
     map_text,
     v2_names,
 )
-from cortex.gateway.protocols import GRPC_RESPONSES, RULES, SET_GRPC, grpc_error, json_error
+from cortex.gateway.protocols import DETECTED_ERRORS, GRPC_RESPONSES, RULES, SET_GRPC, grpc_error, json_error
 from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.payloads.inference_protocol import EXTENSIONS
 
@@ -302,13 +302,10 @@ defaults
   http-error status 400 {json_error("bad request")}
   http-error status 403 {json_error("forbidden")}
   http-error status 404 {json_error("not found")}
-  http-error status 408 {json_error("the request was not received in time")}
   http-error status 413 {json_error("the request is too large")}
-  http-error status 500 {json_error("internal error of the gateway")}
-  http-error status 502 {json_error("the replica closed the connection before it answered")}
   http-error status 503 {json_error("no replica could be reached")} hdr Retry-After 1
   http-error status 504 {json_error("timed out")}
-"""
+{"".join(f"  http-error status {status} {json_error(text)}{chr(10)}" for status, text in DETECTED_ERRORS.items())}"""
 
 
 def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:

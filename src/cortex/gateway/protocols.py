@@ -29,6 +29,14 @@ class Protocol(StrEnum):
 ErrorForm = Callable[[int, str, str], str]
 
 
+#: Messages of errors that only HAProxy itself detects.
+DETECTED_ERRORS: Mapping[int, str] = {
+    408: "the request was not received in time",
+    500: "internal error of the gateway",
+    502: "the replica closed the connection before it answered",
+}
+
+
 def json_error(message: str) -> str:
     """Return the content options of an error in the form of replicas."""
     return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
