@@ -145,7 +145,9 @@ def test_haproxy_accepts_every_kind_of_table(tmp_path: Path, settings: GatewaySe
         replace(IRIS, api="spaced", endpoint="/s", servers=(Server("s", "/tmp/with space/s", 0),)),
     )
     split = Split("s.p-l_it", "/%7e#", (Share("iris", 40), Share("quick", 60)), Share("slow", 5))
-    result = render(RoutingTable(backends, (split,)), settings, SOCKETS)
+    # More than HAProxy takes in one line.
+    keyed = (Split(f"keyed-{n}", f"/keyed/{n}", (Share("iris", 100),), needs_key=True) for n in range(200))
+    result = render(RoutingTable(backends, (split, *keyed)), settings, SOCKETS)
     for name, text in result.files.items():
         (tmp_path / name).write_text(text)
     checked = subprocess.run(

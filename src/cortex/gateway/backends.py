@@ -68,6 +68,8 @@ IS_GRPC_TOOL = "{ path_beg /grpc.health.v1. /grpc.reflection.v1 }"
 _KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
 _KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
 _KEY_OF_OTHERS = "the API key is only valid for other APIs"
+_KEYED_SPLIT = "keyed-split"
+_SPLITS_PER_LINE = 50
 _CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client. Their frontend sets this
 #: variable, and asking for it is cheaper than for the name of the frontend.
@@ -162,8 +164,9 @@ def splitter_key_rules(keyed: Sequence[str]) -> str:
     """Return the frontend's rules that check keys for splitters, before a request is copied to a shadow."""
     if not keyed:
         return ""
-    condition = f"{{ var(txn.split) -m str {' '.join(keyed)} }}"
+    condition = _KEYED_SPLIT
     return f"""\
+{_keyed_split_acl(keyed)}\
 {_check_key("/,txn.split", (condition,))}\
   http-request unset-var(txn.copied) if {condition} ! {{ var(txn.key_fits) -m found }}
 """
@@ -186,8 +189,8 @@ def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str])
         condition = _FROM_CLIENT
         check = _check_key(f"/{backend.api}", (_FROM_CLIENT, "! { var(txn.split) -m found }"))
     elif splits:
-        condition = f"{{ var(txn.split) -m str {' '.join(splits)} }}"
-        check = ""
+        condition = _KEYED_SPLIT
+        check = _keyed_split_acl(splits)
     else:
         return ""
     missing = _error(backend, 401, _KEY_MISSING, "unauthorized")
@@ -202,6 +205,12 @@ def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str])
   http-request del-header x-api-key if {condition}
   http-request del-header authorization if {condition}
 """
+
+
+def _keyed_split_acl(splits: Sequence[str]) -> str:
+    """Return the definition of _KEYED_SPLIT, true for requests to one of `splits`; HAProxy takes 64 words in a line."""
+    chunks = (splits[start : start + _SPLITS_PER_LINE] for start in range(0, len(splits), _SPLITS_PER_LINE))
+    return "".join(f"  acl {_KEYED_SPLIT} var(txn.split) -m str {' '.join(chunk)}\n" for chunk in chunks)
 
 
 def _check_key(target: str, conditions: Sequence[str]) -> str:
