@@ -24,6 +24,8 @@ from pathlib import Path
 MODEL_S = 2.0
 METHOD_CHANGES = 10
 CONSTRUCTOR_CHANGES = 3
+#: Between two changes of the constructor, as a person saves files.
+PAUSE_S = 6.0
 _TIMEOUT_S = 120.0
 
 _CONFIG = "- name: bench\n  kind: RealtimeAPI\n  handler: {type: python, path: app.py}\n"
@@ -77,6 +79,7 @@ def main() -> None:
 
 def _change(file: Path, url: str, constructor: str, constructed: int, answer: int) -> float:
     """Save new numbers; return the time to the first response that has them."""
+    time.sleep(PAUSE_S if constructed else 0)
     text = file.read_text()
     name = constructor.partition(" = ")[0]
     text = re.sub(rf"(?<![.\w]){re.escape(name)} = \d+", f"{name} = {constructed}", text)

@@ -12,10 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.predictor.loader import BoundPredictor, load, rebind
-from cortex.replica.applications.lifespan import Lifespan
-from cortex.replica.applications.server import ApplicationServer
 from cortex.replica.channel import Channel
 from cortex.replica.monitoring.user_metrics import MetricsClient
 from cortex.replica.requests.app import App, call_slots
@@ -31,6 +28,8 @@ from cortex.replica.worker_process import set_environment, set_python_path
 if TYPE_CHECKING:
     from cortex.dev.local_models import LocalFetcher
     from cortex.models.spec import Catalogue
+    from cortex.predictor.batch import BatchCode
+    from cortex.replica.applications.server import ApplicationServer
 
 
 class LocalModels:
@@ -65,6 +64,8 @@ def enter_environment(spec: ReplicaSpec) -> None:
 
 def load_jobs_class(spec: ReplicaSpec, models: LocalModels) -> BatchCode:
     """Import the class of an API that runs jobs. Raises: UserError, StorageError."""
+    from cortex.predictor.batch import load_batch_code  # noqa: PLC0415 - other APIs start faster
+
     models.list()
     return load_batch_code(spec, models.catalogue, models.fetcher, metrics=MetricsClient(None))
 
@@ -140,6 +141,9 @@ class ApplicationApi:
 
     def load(self) -> None:
         """Import and start the application. Raises: UserError."""
+        from cortex.replica.applications.lifespan import Lifespan  # noqa: PLC0415 - other APIs start faster
+        from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - likewise
+
         self.predictor = load(self._spec, metrics=MetricsClient(None))
         lifespan = Lifespan(self.predictor.application)
         self._loop.run_until_complete(lifespan.startup())

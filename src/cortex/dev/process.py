@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortex.config.schema import Api
 from cortex.dev import debugger
 from cortex.dev.hot_swap import ProjectSources, SwapError
 from cortex.dev.link import CONNECTION, Link
@@ -29,6 +28,7 @@ from cortex.dev.source_changes import NewProcess
 from cortex.errors import CortexError, UserError
 from cortex.lifecycle import ApiKind
 from cortex.payloads.signature import ApiSignature
+from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.requests.http import Connection
@@ -141,11 +141,13 @@ class _ApplicationServer:
 class _JobServer:
     signature = None
 
-    def __init__(self, spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop) -> None:
-        from cortex.dev.job_server import JobServer  # noqa: PLC0415 - imports the operator's modules
+    def __init__(self, spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> None:
+        from cortex.config.schema import Api  # noqa: PLC0415 - processes that serve requests start faster
+        from cortex.dev.job_server import JobServer  # noqa: PLC0415 - likewise
         from cortex.dev.local_jobs import AsyncApi, JobsApi  # noqa: PLC0415 - likewise
 
-        self._api = AsyncApi(spec) if api.kind is ApiKind.ASYNC else JobsApi(spec, api, os.environ)
+        is_async = spec.kind == ApiKind.ASYNC
+        self._api = AsyncApi(spec) if is_async else JobsApi(spec, Api.read_stored(api), os.environ)
         self._server = JobServer(spec, self._api, loop)
         self._loop = loop
         self.load = self._api.load
@@ -166,16 +168,15 @@ class _JobServer:
         return False
 
 
-def _create_server(spec: ReplicaSpec, api: Api, loop: asyncio.AbstractEventLoop) -> DevServer:
-    if api.runs_command:
-        raise UserError(
-            "type: command is not run here; start its server itself: " + " ".join(api.handler.command or [])
-        )
-    if api.is_grpc:
+def _create_server(spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> DevServer:
+    """Return the server of an API, whose configuration is `api`, as JSON. Raises: UserError."""
+    if spec.type == "command":
+        raise UserError("type: command is not run here; start its server itself")
+    if spec.protobuf_path is not None:
         raise UserError("gRPC is not served here; deploy the API to call it")
-    if api.kind is not ApiKind.REALTIME:
+    if spec.kind != ApiKind.REALTIME:
         return _JobServer(spec, api, loop)
-    return _ApplicationServer(spec, loop) if api.is_application else _RequestServer(spec, loop)
+    return _ApplicationServer(spec, loop) if spec.type in APPLICATION_TYPES else _RequestServer(spec, loop)
 
 
 class _DevProcess:
@@ -185,7 +186,7 @@ class _DevProcess:
         self._link = link
         self._token = token
         self._spec = ReplicaSpec.from_json(message["spec"])
-        self._api = Api.read_stored(message["api"])
+        self._api: str = message["api"]
         self._prefix: str = message["prefix"]
         self._debug_port: int | None = message["debug_port"]
         self._loop = asyncio.new_event_loop()

@@ -32,6 +32,7 @@ from cortex.home import Home
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.payloads.signature import parse_signature
 from cortex.processes.backoff import Backoff
+from cortex.projects.dotenv import DOTENV_NAME
 from cortex.replica.spec import ReplicaSpec
 
 #: Calls have no deadline, since a debugger may stop them.
@@ -41,7 +42,7 @@ STREAM_S = 1.0
 #: Time for the requests of a process that was replaced; longer while a debugger runs.
 _DRAIN_S = 30.0
 #: The next process is prepared once the current one has been ready for this long.
-_STANDBY_DELAY_S = 0.5
+_STANDBY_DELAY_S = 0.2
 _EXIT_POLL_S = 0.01
 _RESTART_BACKOFF = Backoff(0.1, 5.0)
 _PORTS_TRIED = 20
@@ -403,7 +404,8 @@ class DevSession:
             if changed & {*project.dependency_files(api)}:
                 each.release()  # the old code serves while packages are installed
                 self.terminal.line(f"{name}  building the environment of {api.handler.dependencies.pip}")
-            spec = await self._prepare(project, api)
+            may_differ = changed & {project.config_file, project.folder / DOTENV_NAME, *project.dependency_files(api)}
+            spec = await self._prepare(project, api) if may_differ else each.spec
             each.hold()
             reason = self._restart_reason(each, api, spec, names, before)
             has_changed = bool(names & each.modules) or not each.is_serving
