@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 # Other tests start processes while channels are open; these processes never use them.
@@ -78,6 +80,14 @@ def test_the_metadata_of_a_call_selects_one_of_the_apis_of_a_service(home: Home)
             assert "two starts" in (await status_of(w.port, "/iris.Handler/Predict"))[1]
             metadata = [("x-cortex-api", "one")]
             assert "one starts" in (await status_of(w.port, "/iris.Handler/Predict", metadata=metadata))[1]
+            # A key for the splitter does not open an API of which it is not told.
+            digest = hashlib.sha256(b"key").hexdigest()
+            keys = (ApiKey("k", digest, ("both",)),)
+            closed = replace(one, needs_key=True)
+            await w.gateway.apply(RoutingTable((closed, two), (split,), keys))
+            both = [*metadata, ("x-api-key", "key")]
+            code, _ = await status_of(w.port, "/iris.Handler/Predict", metadata=both)
+            assert code is Code.PERMISSION_DENIED
 
     run(scenario())
 

@@ -177,6 +177,10 @@ _TO_SUCCESSOR = """\
   http-request set-header x-cortex-scheme http unless { ssl_fc }
   http-request set-header x-cortex-scheme https if { ssl_fc }
 """
+#: The metadata of a gRPC call, or the message of a health check, selects an API. Its own key is then required, not that
+#: of a splitter.
+_CALLED = "{ var(txn.called) -m found }"
+
 _FROM_OLD_WORKER = """\
   http-request set-var(txn.client) req.hdr(x-cortex-client) if { so_name successor }
   http-request set-var(txn.scheme) req.hdr(x-cortex-scheme) if { so_name successor }
@@ -271,6 +275,8 @@ global
   tune.bufsize {BUFFER_BYTES}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
   tune.h2.fe.max-concurrent-streams {STREAMS}
+  # Clients open WebSockets over HTTP/1.1, also where the port has HTTP/2 for gRPC.
+  h2-workaround-bogus-websocket-clients
   lua-load {LUA_FILE}
   stats timeout 24d
   stats socket '{sockets.stats}' mode 600 level admin expose-fd listeners
@@ -369,7 +375,7 @@ def _grpc_rules(table: RoutingTable) -> str:
     if not grpc_backends(table):
         return ""
     is_grpc = "{ req.hdr(content-type) -m beg application/grpc }"
-    unknown = "! { var(txn.called) -m found }"
+    unknown = f"! {_CALLED}"
     return f"""\
   http-request set-var(txn.called) req.hdr(x-cortex-api),map({GRPC_MAP}) if {is_grpc}
   http-request wait-for-body time 1s at-least 7 if {IS_GRPC_TOOL} {unknown}
@@ -391,7 +397,7 @@ def _grpc_routes(table: RoutingTable) -> str:
     ready = [f"  use_backend {name} if {IS_GRPC_TOOL} {{ nbsrv({name}) gt 0 }}\n" for name in names]
     return "".join(
         [
-            "  use_backend %[var(txn.called)] if { var(txn.called) -m found }\n",
+            f"  use_backend %[var(txn.called)] if {_CALLED}\n",
             *ready,
             f"  use_backend {names[0]} if {IS_GRPC_TOOL}\n",
         ]
@@ -424,6 +430,7 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
     return f"""\
   http-request set-var(txn.split) path,map({SPLITS_MAP})
   http-request set-var(txn.split) var(txn.prefix),field(1,|) if {below} ! {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
+{f"  http-request unset-var(txn.split) if {_CALLED}{chr(10)}" if grpc_backends(table) else ""}\
   http-request set-header x-cortex-splitter %[var(txn.split)] if {below} {{ var(txn.split) -m found }}
   http-request set-var-fmt(txn.slot) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
   http-request set-var-fmt(txn.copied) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
