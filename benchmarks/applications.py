@@ -74,10 +74,7 @@ def main() -> None:
 def _measure(
     cortex: Cortex, alone: dict[str, tuple[int, psutil.Process]], options: argparse.Namespace
 ) -> tuple[list[Measured], dict[str, Streaming]]:
-    others = {process.pid for _, process in alone.values()}
-
-    def of_cortex() -> list[psutil.Process]:
-        return [process for process in processes.descendants() if process.pid not in others]
+    serving = cortex.serving()
 
     def pair(name: str, workload: Workload) -> list[Case]:
         port, process = alone[name]
@@ -90,7 +87,7 @@ def _measure(
                 "cortex",
                 Endpoint(cortex.gateway_port, f"/{name}/{workload.name}"),
                 workload,
-                of_cortex,
+                lambda: serving,
             ),
         ]
 

@@ -73,9 +73,10 @@ def main() -> None:
         mlserver_port, mlserver = _mlserver(stack, folder)
         mlflow_port, mlflow = _mlflow(stack, folder)
 
+        serving = cortex.serving()
+
         def of_cortex() -> list[psutil.Process]:
-            others = {process.pid for process in (*mlserver(), *mlflow())}
-            return [process for process in processes.descendants() if process.pid not in others]
+            return serving
 
         v2 = Endpoint(cortex.gateway_port, "/iris/v2/models/iris/infer")
         cases = [

@@ -70,7 +70,8 @@ def main() -> None:
                 (cortex.project / f"typed_{name}.yaml").write_text(_API.format(name=name))
                 cortex.deploy(f"typed_{name}")
             endpoints = {name: Endpoint(cortex.gateway_port, f"/{name}") for name in _HANDLERS}
-            cases = [Case("noop", name, endpoint, NOOP, processes.descendants) for name, endpoint in endpoints.items()]
+            serving = cortex.serving()
+            cases = [Case("noop", name, endpoint, NOOP, lambda: serving) for name, endpoint in endpoints.items()]
             measured = compare(cases, (1, 64), options.rounds, options.seconds)
     text = f"# Annotated payloads and results, compared with none\n\n{table(measured)}"
     results.write("typed-calls", text, {"facts": facts, "measured": [dataclasses.asdict(row) for row in measured]})

@@ -108,6 +108,11 @@ class Cortex:
         found: dict[str, Any] = json.loads(self.run("status", "-o", "json"))
         return found
 
+    def serving(self) -> list[psutil.Process]:
+        """Return the processes on the path of requests: gateway and replicas."""
+        found = groups(self.status())
+        return [*found["gateway"], *found["replicas"]]
+
 
 def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
     """Divide the running processes into operator, gateway, replicas and others."""

@@ -23,7 +23,7 @@ class Case:
     system: str
     endpoint: Endpoint
     workload: Workload
-    processes: Callable[[], list[psutil.Process]]  #: those whose CPU time counts
+    processes: Callable[[], list[psutil.Process]]  #: those on the path of requests, whose CPU time counts
 
 
 @dataclass(frozen=True)

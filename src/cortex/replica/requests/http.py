@@ -515,18 +515,25 @@ class Connection:
         body = error_body(message, self.request_id.decode("latin-1"), fields)
         self.respond(status, b"application/json", body, headers)
 
-    def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
-        """Begin a response of unknown length."""
+    def start_stream(
+        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
+    ) -> None:
+        """Begin a response of unknown length; its first chunk goes with its head if it is small."""
         if self.open:
             self._close_after = status in _BODILESS  # its chunks must not be parsed as the next response
             timing = self._timing(status)
             self._set_state(ConnectionState.ANSWERING)
-            self._send(response_head(status, media_type, headers) + timing + b"transfer-encoding: chunked\r\n\r\n")
+            head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
+            if len(chunk) < JOIN_BYTES:
+                self._send(head + _framed(chunk))
+            else:
+                self._send(head)
+                self.stream(chunk)
 
     def stream(self, chunk: bytes) -> None:
         """Write a chunk of a response of unknown length."""
         if self.open and chunk:
-            self._send(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._send(_framed(chunk))
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
@@ -670,6 +677,11 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def _framed(chunk: bytes) -> bytes:
+    """Return a chunk with its size (RFC 9112, section 7.1); nothing for an empty one, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
 
 
 def error_body(message: str, request_id: str, fields: Mapping[str, Any] = _NO_FIELDS) -> bytes:

@@ -169,10 +169,12 @@ class RoutedConnection(Connection):
         make = partial(openai_error_body, status) if self.has_openai_errors else error_body
         self.respond(status, b"application/json", make(message, self.request_id.decode("latin-1"), fields), headers)
 
-    def start_stream(self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = ()) -> None:
+    def start_stream(
+        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
+    ) -> None:
         """Begin a response of unknown length; that to HEAD is complete then, and its call is cancelled."""
         if self.method != "HEAD":
-            super().start_stream(status, media_type, headers)
+            super().start_stream(status, media_type, headers, chunk)
         elif self.open:
             self._send(response_head(status, media_type, headers) + self._timing(status) + b"\r\n")
             self.close()

@@ -101,9 +101,10 @@ class ResponseStream:
 
     def _write(self, chunk: Any, data: bytes) -> None:
         connection = self._connection
-        if not self._started:
-            self._start(stream_media_type(chunk) if self._media_type is None else self._media_type)
-        connection.stream(data)
+        if self._started:
+            connection.stream(data)
+        else:
+            self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
         if connection.unsent_bytes > MAX_UNSENT_BYTES and self._is_writable.is_set():
             self._is_writable.clear()
             self._loop.create_task(self._wait_until_writable())
@@ -112,9 +113,9 @@ class ResponseStream:
         await self._connection.flushed()
         self._is_writable.set()
 
-    def _start(self, media_type: bytes | None) -> None:
+    def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
         self._started = True
-        self._connection.start_stream(self._status, media_type, self._headers)
+        self._connection.start_stream(self._status, media_type, self._headers, chunk)
 
     def _end(self) -> None:
         if not self._started:
