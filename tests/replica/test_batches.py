@@ -256,6 +256,24 @@ def test_a_single_request_is_a_batch_of_one() -> None:
         assert "batch;dur=" in answers[3].headers["server-timing"]
 
 
+def test_a_lone_request_gets_the_error_among_its_results() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                from starlette.exceptions import HTTPException
+
+                return [HTTPException(418, "teapot") if item == 13 else item for item in payload]
+    """
+    with running_replica(source, **BATCHING) as replica:
+        replica.wait_ready()
+        for _ in range(200):  # quick calls of lone requests move to the event loop
+            assert replica.request(1).json == 1
+        assert replica.request(13).status == 418
+
+
 def test_hooks_after_the_response_run_for_each_request() -> None:
     source = """
         import os, pathlib, time
