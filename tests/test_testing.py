@@ -244,3 +244,11 @@ def test_an_api_that_is_no_class_or_application_is_refused(tmp_path: Path) -> No
     file.write_text("- name: own\n  kind: RealtimeAPI\n  handler: {type: command, command: [python3, server.py]}\n")
     with pytest.raises(InputError, match="own has type: command"):
         cortex.testing.load(file)
+
+
+def test_packages_of_models_are_not_installed_for_a_test(tmp_path: Path) -> None:
+    file = tmp_path / "cortex.yaml"
+    file.write_text("- name: tree\n  kind: RealtimeAPI\n  handler: {type: model, models: {path: tree.json}}\n")
+    (tmp_path / "tree.json").write_text('{"learner":{},"version":[9,8,7]}')
+    with pytest.raises(UserError, match="write into requirements.txt: xgboost==9.8.7"), cortex.testing.load(file):
+        pass

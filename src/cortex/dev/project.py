@@ -89,7 +89,7 @@ def spec_for_this_process(project: LocalProject, api: Api, home: Home, environ: 
     Raises: StorageError, ConfigError.
     """
     target = _target(project, api)
-    setup = replace(setup_of(target), pip="", conda="", shell="")
+    setup = replace(setup_of(target), pip="", conda="", shell="", model_packages={})
     return run_in_thread(_spec(project, target, setup, home, environ, lambda line: None))
 
 
