@@ -22,7 +22,8 @@ _EXAMPLES = {"BOOL": False, "BYTES": "text"}
 def describe_models(api: Json, client: Client) -> list[Json]:
     """Return what an API without code says of its models; none if it can't be asked."""
     handler, networking = api["spec"].get("handler") or {}, api["spec"].get("networking") or {}
-    if handler.get("path", "") is not None or handler["interface"] != "handler" or networking.get("auth") == "api_key":
+    has_code = handler.get("path", "") is not None or handler["interface"] != "handler"
+    if has_code or handler["type"] == "command" or networking.get("auth") == "api_key":
         return []
     from cortex.client.transport import open_response, read  # noqa: PLC0415 - few commands need it
 
