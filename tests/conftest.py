@@ -37,6 +37,7 @@ _STARTS_PROCESSES = (
     "multiprocessing",
     "harness.cluster",
     "harness.dev_terminal",
+    "harness.dev_terminal",
     "harness.installations",
     "harness.models.model_agents",
     "harness.models.tensorflow_models",

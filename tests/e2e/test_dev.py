@@ -421,3 +421,19 @@ def test_an_interrupt_ends_a_debugger_and_a_call_that_blocks(project: Path) -> N
 def _ignore(work: Any) -> None:
     with contextlib.suppress(Exception):
         work()
+
+
+@pytest.mark.long
+def test_the_outcome_of_a_sample_job_and_a_sample_workload_is_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    kinds = (("sums", "BatchAPI", "batch", "sum(payload)"), ("words", "AsyncAPI", "async", "{'words': len(payload)}"))
+    entry = "- name: {0}\n  kind: {1}\n  handler: {{type: python, path: {0}.py}}\n"
+    write(folder, "cortex.yaml", "".join(entry.format(*kind) for kind in kinds))
+    for name, _, method, result in kinds:
+        code = f"    def __init__(self, config): pass\n    def handle_{method}(self, payload): return {result}\n"
+        (folder / f"{name}.py").write_text(f"class Handler:\n{code}")
+    write(folder, "sample.json", "[1, 2]")
+    with DevTerminal(folder, ["--sample", str(folder / "sample.json")]) as terminal:
+        terminal.expect('"status": "succeeded"')
+        terminal.expect('"words": 2')

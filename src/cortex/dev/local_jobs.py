@@ -71,11 +71,6 @@ class LocalJob:
         """Return the result of each batch in order; None for one that returned nothing, or failed."""
         return [None if each.result is None else json.loads(each.result) for each in self.outcomes]
 
-    @property
-    def count_of_items(self) -> int:
-        """Return the number of items."""
-        return sum(batch.items for batch in self.batches)
-
 
 class _LocalLeases:
     """All batches of a job as one lease, then its completion hook."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from cortex.config.schema import Api
-from cortex.lifecycle import ApiKind
+from cortex.dev.terminal import format_body
+from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.inference import row_of_zeros
 from cortex.payloads.signature import ApiSignature, parse_signature
 from cortex.predictor.request_arguments import RequestArguments, request_arguments
 
 _SAMPLE_FILE = "sample.json"
+_TIMEOUT_S = 600.0
+_JOB_POLL_S = 0.02
 _JSON_HEADER = "-H 'content-type: application/json'"
 _EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
@@ -42,6 +48,48 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
         data = shlex.quote(json.dumps(_example(signature, arguments)))
     shown = "" if verb == "POST" else f" -X {verb}"
     return f"curl{shown} {shlex.quote(target) if query else target} {_JSON_HEADER} -d {data}"
+
+
+class SampleRequest:
+    """Sends the sample of the command line to APIs. Blocks, for the duration of a job too."""
+
+    def __init__(self, host: str, port: int, content: bytes, content_type: str) -> None:
+        """Send to `cortex dev` at this address."""
+        self._address = host, port
+        self._content = content
+        self._content_type = content_type
+
+    def response(self, api: Api) -> str:
+        """Return the response as lines that can be compared; of a job or workload, its outcome.
+
+        Raises: OSError, HTTPException; ValueError for a sample that is not JSON.
+        """
+        body, content_type = sample_body(api, self._content, self._content_type)
+        status, answered, data = self._call("POST", api.networking.endpoint, body, content_type)
+        if api.kind is not ApiKind.REALTIME and status == 200:
+            return self._outcome(api, json.loads(data))
+        return format_body(status, answered, data)
+
+    def _outcome(self, api: Api, submitted: dict[str, Any]) -> str:
+        """Wait for the end of a job or workload, and return its outcome without what differs each time."""
+        is_async = api.kind is ApiKind.ASYNC
+        path = f"{api.networking.endpoint.rstrip('/')}/{submitted['id' if is_async else 'job_id']}"
+        while True:
+            found = json.loads(self._call("GET", f"{path}?wait=10" if is_async else path, b"", "")[2])
+            if is_async and WorkloadStatus(found["status"]).is_over:
+                shown = {key: found[key] for key in ("status", "result", "error") if key in found}
+                return json.dumps(shown, indent=2)
+            if not is_async and JobStatus(status := found["job_status"]["status"]).is_over:
+                shown = {"status": status, "results": found["results"], "failures": found["failures"]}
+                return json.dumps(shown, indent=2)
+            time.sleep(_JOB_POLL_S)
+
+    def _call(self, method: str, path: str, body: bytes, content_type: str) -> tuple[int, str, bytes]:
+        connection = HTTPConnection(*self._address, timeout=_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, body or None, {"content-type": content_type} if content_type else {})
+            response = connection.getresponse()
+            return response.status, response.getheader("content-type", ""), response.read()
 
 
 def sample_body(api: Api, content: bytes, content_type: str) -> tuple[bytes, str]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 
 from cortex.config.schema import Api
@@ -25,11 +25,11 @@ from cortex.dev.debugger import TerminalToken
 from cortex.dev.file_watcher import FileWatcher
 from cortex.dev.http_gateway import DevGateway, UnavailableError
 from cortex.dev.project import LocalProject, prepare
-from cortex.dev.sample_request import curl_command, sample_body
-from cortex.dev.terminal import Terminal, format_body, format_ms
+from cortex.dev.sample_request import SampleRequest, curl_command
+from cortex.dev.terminal import Terminal, format_ms
 from cortex.errors import ConfigError, ConflictError, CortexError, Diagnostic
 from cortex.home import Home
-from cortex.lifecycle import ApiKind, JobStatus
+from cortex.lifecycle import ApiKind
 from cortex.payloads.signature import parse_signature
 from cortex.processes.backoff import Backoff
 from cortex.projects.dotenv import DOTENV_NAME
@@ -46,7 +46,6 @@ _STANDBY_DELAY_S = 0.2
 _EXIT_POLL_S = 0.01
 _RESTART_BACKOFF = Backoff(0.1, 5.0)
 _PORTS_TRIED = 20
-_SAMPLE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -508,7 +507,8 @@ class DevSession:
         if self._settings.sample is None or not each.is_serving:
             return
         try:
-            shown = await asyncio.to_thread(self._response_to_sample, each, *self._settings.sample)
+            sample = SampleRequest(self._settings.host, self._port, *self._settings.sample)
+            shown = await asyncio.to_thread(sample.response, each.api)
         except (OSError, HTTPException, ValueError) as error:
             self.terminal.line(f"{each.api.name}  the sample has no response: {error}")
             return
@@ -520,39 +520,6 @@ class DevSession:
         else:
             self.terminal.difference(each.last_sample, shown)
         each.last_sample = shown
-
-    def _response_to_sample(self, each: DevApi, content: bytes, content_type: str) -> str:
-        body, content_type = sample_body(each.api, content, content_type)
-        status, answered, data = self._call("POST", each.api.networking.endpoint, body, content_type)
-        if each.api.kind.runs_jobs and status == 200:
-            return self._outcome(each.api, data)
-        return format_body(status, answered, data)
-
-    def _outcome(self, api: Api, submitted: bytes) -> str:
-        """Wait for the end of a job or workload, and return its outcome without what differs each time."""
-        import json  # noqa: PLC0415
-
-        answer = json.loads(submitted)
-        path = f"{api.networking.endpoint.rstrip('/')}/{answer.get('id') or answer.get('job_id')}"
-        while True:
-            _, _, data = self._call("GET", f"{path}?wait=10" if api.kind is ApiKind.ASYNC else path, b"", "")
-            found = json.loads(data)
-            if api.kind is ApiKind.ASYNC and found.get("status") in ("completed", "failed"):
-                shown = {key: found[key] for key in ("status", "result", "error") if key in found}
-                return json.dumps(shown, indent=2)
-            status = found.get("job_status", {}).get("status")
-            if api.kind is not ApiKind.ASYNC and JobStatus(status).is_over:
-                return json.dumps(
-                    {"status": status, "results": found["results"], "failures": found["failures"]}, indent=2
-                )
-            time.sleep(0.02)
-
-    def _call(self, method: str, path: str, body: bytes, content_type: str) -> tuple[int, str, bytes]:
-        connection = HTTPConnection(self._settings.host, self._port, timeout=_SAMPLE_TIMEOUT_S)
-        with contextlib.closing(connection):
-            connection.request(method, path, body or None, {"content-type": content_type} if content_type else {})
-            response = connection.getresponse()
-            return response.status, response.getheader("content-type", ""), response.read()
 
 
 def run_session(settings: SessionSettings, terminal: Terminal) -> None:

@@ -7,7 +7,7 @@ import difflib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _SHOWN_BODY_LINES = 40
@@ -74,10 +74,3 @@ def format_body(status: int, content_type: str, body: bytes) -> str:
         with contextlib.suppress(ValueError):
             text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
     return f"{status}\n{text}"
-
-
-def shortened(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the first lines of a long text."""
-    yield from lines[:_SHOWN_BODY_LINES]
-    if len(lines) > _SHOWN_BODY_LINES:
-        yield f"… and {len(lines) - _SHOWN_BODY_LINES} more lines"
