@@ -122,7 +122,8 @@ class LongConnections:
         writer.write(protocol.send(Request("x", "/long/echo")))
         number = 0
         while True:
-            data = await asyncio.wait_for(reader.read(65536), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):  # `wait_for` of Python 3.11 may lose a cancellation
+                data = await reader.read(65536)
             protocol.receive_data(data or None)
             for event in protocol.events():
                 if isinstance(event, Ping):
