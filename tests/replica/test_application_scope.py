@@ -31,7 +31,6 @@ def test_a_scope_has_the_decoded_path_with_its_prefix() -> None:
 def test_a_request_to_the_endpoint_itself_has_the_endpoint_as_root_path() -> None:
     for path in (b"/my/app", b"/my/app/"):
         assert http_scope("GET", path, [], {})["root_path"] == "/my/app"
-    assert http_scope("GET", b"http://example.com/app?q", [], {})["path"] == "/app"
     assert http_scope("GET", b"/app", [(b"host", b"example.com")], {})["server"] == ("example.com", 80)
 
 

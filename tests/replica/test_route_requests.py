@@ -118,6 +118,8 @@ def test_routes_answer_below_the_endpoint_and_the_other_methods_at_it(replica: R
     assert call(replica, "/v1/messages", {"text": "ab", "n": 2}).json == {"text": "abab"}
     assert call(replica, "/chunks").body == b'{"n":1}\n{"n":2}\n'
     assert call(replica, "/sse").headers["content-type"].startswith("text/event-stream")
+    absolute = replica.request(method="GET", path="http://a/api/users/7", headers={"x-cortex-endpoint": "/api"})
+    assert absolute.json["id"] == 7
     assert replica.request([1]).json == {"endpoint": [1]}
     assert len(replica.request(method="GET").json["routes"]) == 9
     assert call(replica, "/v2/health/live").json == {"live": True}

@@ -275,6 +275,67 @@ def test_a_websocket_that_the_server_refuses_gets_its_response() -> None:
         assert ask(replica, "/health", "GET", **headers).status == 200
 
 
+#: Sends what the path has in hexadecimal digits, in parts that are separated by "-"; "." is 100,000 bytes of a header.
+RAW = """
+    import socket, sys, threading, time
+
+    def serve(sock):
+        while head := sock.recv(65536):
+            for part in head.split()[1].removeprefix(b"/").split(b"-"):
+                try:
+                    sock.sendall(b"x" * 100_000 if part == b"." else bytes.fromhex(part.decode()))
+                except OSError:
+                    return
+                time.sleep(0.01)
+
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.mark.long
+def test_a_response_has_nothing_of_another_one_however_the_server_behaves() -> None:
+    def send(*parts: bytes | str, method: str = "GET", **headers: str) -> Answer:
+        path = "-".join(part if isinstance(part, str) else part.hex() for part in parts)
+        return ask(replica, f"/{path}", method, **headers)
+
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    evil = b"HTTP/1.1 200 OK\r\nx-evil: 1\r\ncontent-length: 4\r\n\r\nevil"
+    with running_command(source=RAW) as replica:
+        replica.wait_ready()
+        cases: list[tuple[list[bytes | str], str, int, bytes]] = [
+            ([ok + evil], "GET", 200, b"ok"),
+            ([ok, evil], "GET", 200, b"ok"),
+            (
+                [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-evil: 1\r\n\r\n"],
+                "GET",
+                200,
+                b"ok",
+            ),
+            ([b"HTTP/1.1 150 Odd\r\nx-evil: 1\r\n\r\n", ok], "GET", 200, b"ok"),
+            ([b"HTTP/1.1 204 OK\r\ncontent-length: 4\r\n\r\n", b"evil"], "GET", 204, b""),
+            ([b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", b"evil"], "HEAD", 200, b""),
+            ([b"HTTP/1.1 304 Same\r\ncontent-length: 4\r\n\r\n"], "GET", 304, b""),
+            ([b"HTTP/1.1 000 OK\r\ncontent-length: 2\r\n\r\nok"], "GET", 502, b"valid HTTP"),
+            ([b"HTTP/1.1 200 OK\r\nx-long: ", *["."] * 12], "GET", 502, b"larger than 512 KiB"),
+        ]
+        for parts, method, status, body in cases:
+            answer = send(*parts, method=method)
+            assert answer.status == status, parts
+            assert answer.body == body if status < 400 else body in answer.body
+            assert "x-evil" not in answer.headers
+            assert send(ok).body == b"ok", parts
+
+        connection = replica.connection()
+        parts = "-".join([b"HTTP/1.1 200 OK\r\n\r\n".hex(), *"." * 6_000])  # it ignores the request for a WebSocket
+        connection.request(
+            "GET", f"/own/{parts}", headers=OF_GATEWAY | {"connection": "upgrade", "upgrade": "websocket"}
+        )
+        assert connection.getresponse().read(1_000_000) == b"x" * 1_000_000  # while the server continues to send
+        connection.close()
+
+
 def test_a_websocket_is_passed_on_until_its_process_dies() -> None:
     source = """
         import base64, hashlib, os, socket, sys

@@ -18,7 +18,6 @@ from cortex.replica.commands.forwarding import request_head, response_headers, s
         (b"/llm", None, False, b"/llm", b"/llm"),
         (b"/llm//x", b"/llm", True, b"/x", b"/llm"),
         (b"/a/b%20c/d", b"/a", True, b"/b%20c/d", b"/a"),
-        (b"http://host/llm/v1?x", b"/llm", True, b"/v1?x", b"/llm"),
     ],
 )
 def test_the_server_gets_the_path_below_the_endpoint(
@@ -40,6 +39,25 @@ def test_headers_of_one_connection_are_not_passed_on() -> None:
     ]
     assert request_head(b"POST", b"/x", headers, b"/llm", is_upgrade=False) == (
         b"POST /x HTTP/1.1\r\nhost: example.com\r\ncontent-length: 3\r\nx-forwarded-prefix: /llm\r\n"
+    )
+
+
+def test_a_client_cannot_remove_what_frames_its_request_and_says_where_it_comes_from() -> None:
+    headers = [
+        (b"host", b"example.com"),
+        (b"connection", b"close, Content-Length,host , x-forwarded-for, X-Cortex-Request-ID, x-forwarded-proto"),
+        (b"connection", b"x-forwarded-host, transfer-encoding, x-mine"),
+        (b"x-mine", b"1"),
+        (b"content-length", b"3"),
+        (b"x-forwarded-for", b"10.0.0.1"),
+        (b"x-forwarded-host", b"example.com"),
+        (b"x-forwarded-proto", b"https"),
+        (b"x-cortex-request-id", b"1"),
+    ]
+    assert request_head(b"POST", b"/x", headers, b"/llm", is_upgrade=False) == (
+        b"POST /x HTTP/1.1\r\nhost: example.com\r\ncontent-length: 3\r\nx-forwarded-for: 10.0.0.1\r\n"
+        b"x-forwarded-host: example.com\r\nx-forwarded-proto: https\r\nx-cortex-request-id: 1\r\n"
+        b"x-forwarded-prefix: /llm\r\n"
     )
 
 

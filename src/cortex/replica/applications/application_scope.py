@@ -42,8 +42,6 @@ def websocket_scope(target: bytes, headers: list[Header], state: dict[str, Any])
 
 def _scope(kind: str, target: bytes, headers: list[Header], state: dict[str, Any]) -> Scope:
     raw_path, _, query = target.partition(b"?")
-    if not raw_path.startswith(b"/"):  # `GET http://host/path`
-        raw_path = b"/" + raw_path.partition(b"://")[2].partition(b"/")[2]
     path = raw_path.decode("latin-1")
     if "%" in path:
         path = unquote(path)

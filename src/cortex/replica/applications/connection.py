@@ -174,11 +174,6 @@ class StreamingConnection(Connection):
         self._set_state(ConnectionState.UPGRADED)
         self._send(head)
 
-    def refuse_upgrade(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
-        """Respond to a request for an upgrade as to any other; the connection closes after it."""
-        self._close_after = True
-        self.respond(status, None, body, headers)
-
     def write_raw(self, data: bytes) -> None:
         """Write bytes of the other protocol."""
         self._send(data)
@@ -197,8 +192,8 @@ class StreamingConnection(Connection):
             self.call.wake()  # a part of a large response has moved
 
     def _finish_response(self) -> None:
-        if not self.is_complete:
-            self._close_after = True  # the rest of the body must not be parsed as the next request
+        if self.is_upgrade or not self.is_complete:
+            self._close_after = True  # what the client still sends must not be parsed as the next request
         self._end_call()
         super()._finish_response()
 

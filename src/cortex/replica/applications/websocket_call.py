@@ -81,7 +81,7 @@ class WebSocketCall:
             problem = "the handshake of the WebSocket is not valid"
         except (RemoteProtocolError, LocalProtocolError, ValueError) as error:
             problem = f"the handshake of the WebSocket is not valid: {error}"
-        self._connection.refuse_upgrade(400, ((b"content-type", JSON),), self._error(problem))
+        self._connection.respond(400, JSON, self._error(problem))
         return False
 
     def fail(self, status: int, message: str, code: int = FAILED) -> None:
@@ -90,7 +90,7 @@ class WebSocketCall:
             self.close(code, message)
         elif not self.is_over:
             self.status = status
-            self._connection.refuse_upgrade(status, ((b"content-type", JSON),), self._error(message))
+            self._connection.respond(status, JSON, self._error(message))
 
     def close(self, code: int, reason: str = "") -> None:
         """Send a close frame; the connection ends with the client's reply, or soon."""
@@ -238,7 +238,7 @@ class WebSocketCall:
         self._denial_body += message.get("body", b"")
         if not message.get("more_body", False):
             self.status, headers = self._denial
-            self._connection.refuse_upgrade(self.status, headers, bytes(self._denial_body))
+            self._connection.respond(self.status, None, bytes(self._denial_body), headers)
 
     # Ends.
 

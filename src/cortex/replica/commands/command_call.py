@@ -16,7 +16,7 @@ from httptools import HttpParserUpgrade, HttpResponseParser
 from cortex.replica.applications.connection import StreamingConnection, declared_length
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
-from cortex.replica.requests.http import Header, close_frame, error_body
+from cortex.replica.requests.http import Header, close_frame
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -29,6 +29,8 @@ _CONNECT_S = 5.0
 #: The proxy itself can't be stuck in user code: the supervisor has no deadline to enforce.
 _NEVER_NS = 1 << 62
 _NS_PER_S = 1_000_000_000
+#: Size of a response's head. Longer ones could fill the memory of this process.
+_MAX_HEAD_BYTES = 512 * 1024
 _BODILESS = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -79,7 +81,9 @@ class CommandCall:
         # The response.
         self._parser = HttpResponseParser(self)
         self._headers: list[Header] = []
-        self._has_head = False
+        self._head_bytes = 0  #: read until the head was complete
+        self._code = 0  #: of the head; 0 until it is complete
+        self._has_excess = False  #: the server has sent more than the response, or may do so
         self._is_framed = False  #: the body does not last until the connection ends
         self._body: list[bytes] = []
         self._is_complete = False
@@ -166,9 +170,6 @@ class CommandCall:
                 self._connection.close()  # the response is cut off
             else:
                 self._finish()
-        elif self._has_head and not self._is_upgraded:  # the refusal of a WebSocket
-            self._is_complete = True
-            self._respond()
         elif self._upstream.is_reused and self._is_repeatable:
             self._upstream = self._settings.upstreams.connect(self)
             self._upstream.send(self._sent_head)
@@ -196,38 +197,50 @@ class CommandCall:
     # Of the parser.
 
     def _parse(self, data: memoryview) -> None:
+        if not self._code:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as upgrade:
             self._upgrade(bytes(data[upgrade.args[0] :]))
             return
-        except Exception:  # of httptools
+        except Exception:  # of httptools, or of on_headers_complete
             self._upstream.close()
             self._respond_error(502, "the response of the command's server is not valid HTTP")
             return
-        if self._has_head:
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._code:
+            self._respond_error(502, f"the headers of the response are larger than {_MAX_HEAD_BYTES // 1024} KiB")
+        elif self._code:
             self._respond()
 
+    def on_message_begin(self) -> None:
+        """Note that the server sends a second response to one request."""
+        self._has_excess = bool(self._code)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        if not self.status:
+        """Collect a header. Trailers are ignored: they must not pass for headers (RFC 9110, section 6.5.1)."""
+        if not self._code:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Skip interim responses, such as 100 and 103."""
-        if self._parser.get_status_code() in (100, 102, 103):
+        """Skip interim responses, such as 100 and 103. Raises: ValueError for statuses that don't exist."""
+        code = self._parser.get_status_code()
+        if code < 100:
+            raise ValueError(code)
+        if code < 200 and code != 101:
             self._headers.clear()
-        else:
-            self._has_head = True
+        elif not self._code:
+            self._code = code
             self._is_framed = any(name in _FRAMING for name, _ in self._headers)
 
     def on_body(self, data: bytes) -> None:
         """Collect a part of the body."""
-        self._body.append(data)
+        if not self._has_excess:
+            self._body.append(data)
 
     def on_message_complete(self) -> None:
         """Note the end of the response."""
-        self._is_complete = self._parser.get_status_code() >= 200
+        self._is_complete = bool(self._code)
 
     # The response.
 
@@ -237,20 +250,15 @@ class CommandCall:
         body = b"".join(self._body)
         self._body.clear()
         is_head = self._method == "HEAD"
-        is_bodiless = is_head or self._parser.get_status_code() in _BODILESS
-        self._is_complete = self._is_complete or is_bodiless
+        is_bodiless = is_head or self._code in _BODILESS
+        if is_bodiless:
+            self._is_complete = True
+            self._has_excess = is_head or (self._code == 204 and self._is_framed)  # some servers send a body
         self._touch()
         if not self.status:
-            if self._is_upgrade and not self._is_complete:  # refused: its response is sent whole
-                self._body.append(body)
-                return
-            self.status = self._parser.get_status_code()
+            self.status = self._code
             self._settings.answered()
             headers = response_headers(self._headers, self._prefix, self._settings.strips_prefix, self._host)
-            if self._is_upgrade:
-                self._release()
-                connection.refuse_upgrade(self.status, headers, body)
-                return
             if self._is_complete and not is_bodiless:
                 self._release()
                 connection.respond(self.status, None, body, headers)
@@ -280,11 +288,7 @@ class CommandCall:
         self._end()
         if self._connection.open and not self.status:
             self.status = status
-            if self._is_upgrade:
-                body = error_body(message, self._connection.request_id.decode("latin-1"))
-                self._connection.refuse_upgrade(status, ((b"content-type", b"application/json"),), body)
-            else:
-                self._connection.respond_error(status, message)
+            self._connection.respond_error(status, message)
         else:
             self._connection.close()
 
@@ -331,7 +335,8 @@ class CommandCall:
 
     def _release(self) -> None:
         """Keep the server's connection if the response has left it usable, and end the call."""
-        is_reusable = self._is_complete and self._is_sent and not self._is_upgraded and self._parser.should_keep_alive()
+        is_reusable = self._is_complete and self._is_sent and not (self._is_upgraded or self._has_excess)
+        is_reusable = is_reusable and self._parser.should_keep_alive()
         if is_reusable:
             self._settings.upstreams.release(self._upstream)
         self._end(closes=not is_reusable)

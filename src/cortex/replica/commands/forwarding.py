@@ -25,6 +25,18 @@ _HOP_BY_HOP = frozenset(
         b"x-forwarded-prefix",
     }
 )
+#: Headers that a client can't have removed by naming them in `Connection`: without its length, a body would be read as
+#: the next request, and the others say where the request came from.
+_OF_EVERY_REQUEST = frozenset(
+    {
+        b"content-length",
+        b"host",
+        b"x-cortex-request-id",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+    }
+)
 #: Headers of a response that the connection to the gateway writes itself.
 _RESPONSE_DROPPED = _HOP_BY_HOP | {b"content-length", b"date"}
 _UPGRADE = b"connection: upgrade\r\nupgrade: websocket\r\n"
@@ -35,8 +47,6 @@ def server_target(target: bytes, endpoint: bytes | None, strips_prefix: bool) ->
 
     `endpoint` is None if the path is the endpoint itself.
     """
-    if not target.startswith(b"/"):  # `GET http://host/path`
-        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]
     path, question, query = target.partition(b"?")
     prefix = (path if endpoint is None else endpoint).rstrip(b"/")
     if strips_prefix:
@@ -46,7 +56,7 @@ def server_target(target: bytes, endpoint: bytes | None, strips_prefix: bool) ->
 
 def request_head(method: bytes, target: bytes, headers: Sequence[Header], prefix: bytes, is_upgrade: bool) -> bytes:
     """Return the head of a request to the server, without its final empty line."""
-    dropped = _HOP_BY_HOP | _nominated(headers)
+    dropped = _HOP_BY_HOP | (_nominated(headers) - _OF_EVERY_REQUEST)
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]
     lines.append(b"x-forwarded-prefix: %b\r\n" % prefix)
     return b"%b %b HTTP/1.1\r\n%b%b" % (method, target, b"".join(lines), _UPGRADE if is_upgrade else b"")

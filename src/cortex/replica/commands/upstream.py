@@ -47,12 +47,14 @@ class UpstreamPool:
 
     def acquire(self, receiver: Receiver) -> UpstreamConnection:
         """Return a connection for a request: the one used last, or a new one."""
-        if not self._idle:
-            return self.connect(receiver)
-        connection = self._idle.pop()
-        connection.receiver = receiver
-        connection.is_reused = True
-        return connection
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_quiet():
+                connection.receiver = receiver
+                connection.is_reused = True
+                return connection
+            connection.close()
+        return self.connect(receiver)
 
     def connect(self, receiver: Receiver) -> UpstreamConnection:
         """Return a new connection for a request."""
@@ -124,6 +126,16 @@ class UpstreamConnection:
     def unsent_bytes(self) -> int:
         """Return the number of bytes that the server has not taken yet."""
         return sum(map(len, self._backlog))
+
+    def is_quiet(self) -> bool:
+        """Return whether the server has neither closed the connection nor sent anything that was not read."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def connect(self) -> None:
         """Connect; repeat it while the server refuses. The receiver limits the time."""

@@ -203,6 +203,8 @@ class Connection:
         "url",
     )
 
+    url: bytes  #: target of the request: its path and query
+
     def __init__(
         self,
         sock: socket.socket,
@@ -443,6 +445,8 @@ class Connection:
     def on_headers_complete(self) -> None:
         """Extract the headers that matter here, and let a waiting client send its body."""
         self._headers_read = True
+        if not self.url.startswith(b"/"):  # `GET http://host/path`
+            self.url = b"/" + self.url.partition(b"://")[2].partition(b"/")[2]
         headers = dict(self.headers)
         self.content_type = headers.get(b"content-type")
         self.request_id = self.log_id = headers.get(b"x-cortex-request-id", b"")
