@@ -291,6 +291,11 @@ def test_calls_in_json(cortex: Installation, project: Path, tmp_path: Path) -> N
     aborted = cortex.post("/numbers.Numbers/Do", {"text": "abort"})
     assert (aborted.status, aborted.json["error"]) == (404, "100 % gone: ü")
     assert cortex.post("/numbers.Numbers", {}).status == 404
+    for service in ("numbers", "loop"):  # the first one reads its stream on a thread
+        single = cortex.post(f"/{service}.Numbers/Sum", {"value": 1})
+        assert (single.status, single.json["code"]) == (400, "INVALID_ARGUMENT")
+        assert "must be a JSON array" in single.json["error"]
+    assert cortex.post("/numbers.Numbers/Double", body=b'{"value": "\xff"}').status == 400
     sample = tmp_path / "sample.json"
     sample.write_text('{"value": 3}')
     assert '"value": "6"' in cortex.cortex("predict", "numbers", sample, "--method", "Double").stdout

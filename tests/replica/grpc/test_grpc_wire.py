@@ -56,6 +56,8 @@ def test_compressed_messages_are_read(encoding: bytes, compress: object) -> None
     assert list(MessageReader(encoding, 1000).feed(body)) == [b"text" * 100, b"plain"]
     with pytest.raises(RpcError, match="decompressed"):
         list(MessageReader(encoding, 1000).feed(compressed(b"not compressed")))
+    with pytest.raises(RpcError, match="its end is missing"):
+        list(MessageReader(encoding, 1000).feed(compressed(compress(b"text" * 100)[:-1])))
     with pytest.raises(RpcError, match="snappy, only with identity,deflate,gzip") as raised:
         list(MessageReader(b"snappy", 1000).feed(body))
     assert raised.value.code is grpc.StatusCode.UNIMPLEMENTED

@@ -383,7 +383,7 @@ class Call:
                 message.ParseFromString(data)
             else:
                 json_format.Parse(data, message)
-        except (DecodeError, json_format.ParseError) as error:
+        except (DecodeError, json_format.ParseError, UnicodeDecodeError) as error:
             reason = f"the request is not a valid {message.DESCRIPTOR.full_name}: {error}"
             code = grpc.StatusCode.INTERNAL if self._is_grpc else grpc.StatusCode.INVALID_ARGUMENT
             raise RpcError(code, reason) from error
@@ -451,7 +451,7 @@ class Call:
         if self._is_grpc:
             self._connection.abandon_messages(code, message)
         else:
-            self._connection.close()
+            self._connection.abandon_json(code, message)
 
     def _fail_json(self, code: grpc.StatusCode, message: str) -> None:
         if self._connection.has_head:

@@ -7,7 +7,7 @@ import grpc
 from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.replica.grpc.wire import HTTP_STATUSES, Header, frame
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, response_head
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, error_body, response_head
 from cortex.replica.shared_state import ConnectionState
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -101,6 +101,15 @@ class GrpcConnection(StreamingConnection):
         if self.open and not self._has_head:
             self._has_head = True
             self.start_stream(200, b"application/x-ndjson")
+
+    def abandon_json(self, code: grpc.StatusCode, message: str) -> None:
+        """Write the error of a call that goes on, unless its response has begun, and close."""
+        if self.open and not self._has_head:
+            status = HTTP_STATUSES[code]
+            body = error_body(message, self.request_id.decode("latin-1"), {"code": code.name})
+            head = response_head(status, b"application/json", ()) + self._timing(status)
+            self._send(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        self.close()
 
     def _mark_whole(self) -> None:
         """Note whether the gateway has whole chunks only: if the process dies now, trailers can end the response."""

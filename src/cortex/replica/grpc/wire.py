@@ -104,6 +104,8 @@ class MessageReader:
             raise RpcError(grpc.StatusCode.INTERNAL, f"a message can't be decompressed: {error}") from error
         if len(message) > self._max_bytes:
             raise _too_large(self._max_bytes)
+        if not decompressor.eof:  # what is missing could be fields of the message
+            raise RpcError(grpc.StatusCode.INTERNAL, "a message can't be decompressed: its end is missing")
         return message
 
 
