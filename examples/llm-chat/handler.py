@@ -37,17 +37,17 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The fields of OpenAI's API that this example has; others are ignored."""
+    """The fields of OpenAI's API that this example has, which may be null; others are ignored."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0, le=2)
+    temperature: float | None = Field(None, ge=0, le=2)
     seed: int | None = Field(None, ge=0)
     stop: NonEmptyText | Annotated[list[NonEmptyText], Field(max_length=4)] | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 class Handler:
@@ -107,12 +107,13 @@ class Handler:
             message = f"the model reads and writes at most {limit} tokens, but {len(prompt)} + {wanted} are needed"
             raise HTTPException(400, {"message": message, "param": "messages", "code": "context_length_exceeded"})
         stops = [payload.stop] if isinstance(payload.stop, str) else payload.stop or []
-        return Sequence(prompt, wanted, payload.temperature, payload.seed, stops)
+        temperature = 1.0 if payload.temperature is None else payload.temperature
+        return Sequence(prompt, wanted, temperature, payload.seed, stops)
 
     async def _events(self, payload, sequence):
         """Yield the answer as server-sent events."""
         head = _head("chat.completion.chunk", self.name)
-        with_usage = payload.stream_options.include_usage
+        with_usage = payload.stream_options is not None and payload.stream_options.include_usage
 
         def event(choices, usage=None):
             chunk = {**head, "choices": choices, **({"usage": usage} if with_usage else {})}

@@ -73,7 +73,7 @@ class Transformer:
 
     def choose(self, scores, temperature, random):
         """Return the next token: the most likely one at temperature 0, otherwise a random one by its probability."""
-        if temperature == 0:
+        if temperature < 1e-5:  # the division would overflow
             return int(scores.argmax())
         return int(random.choice(VOCABULARY, p=_softmax(scores.astype("float64") / temperature)))
 

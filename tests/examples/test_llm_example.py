@@ -111,6 +111,18 @@ def test_a_client_that_leaves_frees_its_slot(example: ModuleType) -> None:
     asyncio.run(scenario())
 
 
+def test_values_at_the_edge_are_answered_and_disturb_no_other_request(example: ModuleType) -> None:
+    async def scenario() -> None:
+        handler = example.Handler(CONFIG)
+        names = ("temperature", "seed", "stop", "stream", "stream_options", "max_tokens")
+        edges: list[dict[str, Any]] = [{"temperature": 1e-320}, {"seed": 10**30}, dict.fromkeys(names)]
+        answers = await asyncio.gather(*(chat(handler, example, **{"max_tokens": 20, **each}) for each in edges))
+        assert content(answers[0]) == content(await chat(handler, example, max_tokens=20))
+        assert all(map(content, answers))
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_step_fails_all_sequences_and_the_next_request_is_served(example: ModuleType) -> None:
     async def scenario() -> None:
         handler = example.Handler(CONFIG)
