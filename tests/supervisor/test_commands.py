@@ -231,7 +231,7 @@ def test_a_late_request_gets_504_and_the_server_continues() -> None:
         answer = ask(replica, "/sleep")
         assert (answer.status, answer.json["error"]) == (504, "timed out after 0.5 s")
         assert ask(replica, "/v1/sleep").json["error"]["message"] == "timed out after 0.5 s"
-        assert ask(replica, "/x").json["pid"] == pid
+        wait_until(lambda: ask(replica, "/x").json.get("pid") == pid)  # on a loaded machine, this may be late too
 
 
 @pytest.mark.long
