@@ -78,3 +78,20 @@ def test_routes_are_listed_and_the_sample_is_sent_only_if_a_method_answers_it(tm
     assert both == [f"curl -X POST {URL}", f"GET {URL}/items/{{id}}"]
     many = "".join(f" @cortex.route('GET', '/{n}')\n def a{n}(self): ...\n" for n in range(12))
     assert hint(tmp_path, f"import cortex\nclass Handler:\n{many}")[9:] == [f"GET {URL}/9", "and 2 more routes"]
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        {"interface": "handler", "type": "asgi", "path": "handler.py", "app": "app"},
+        {"interface": "handler", "type": "wsgi", "path": "handler.py", "app": "app"},
+        {"interface": "handler", "type": "command", "path": None, "command": ["server"]},
+    ],
+)
+def test_the_root_of_an_application_and_of_a_command_is_requested(tmp_path: Path, handler: dict[str, Any]) -> None:
+    assert hint(tmp_path, POST, ("sample.json",), handler=handler) == [f"curl {URL}/"]
+
+
+def test_a_call_of_a_grpc_api_names_a_method(tmp_path: Path) -> None:
+    found = hint(tmp_path, POST, ("sample.json",), handler={**HANDLER, "protobuf_path": "iris.proto"})
+    assert found[0] == "cortex predict iris FILE.json --method METHOD"

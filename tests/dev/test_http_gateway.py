@@ -40,7 +40,7 @@ class Upstream:
         project = LocalProject.read(folder / "cortex.yaml", {})
         (self.api,) = project.diagnosis.apis
         self.signature = ""
-        self.has_routes = False
+        self.has_routes: bool | None = False
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.failure = ""
@@ -178,6 +178,30 @@ def test_requests_are_held_and_an_api_without_a_process_says_why(upstream: Upstr
     assert first.startswith(b"HTTP/1.1 200")
     assert second.startswith(b"HTTP/1.1 503")
     assert b"one does not run: ValueError" in second
+
+
+def test_a_path_that_may_be_a_route_gets_the_reason_why_no_process_serves(upstream: Upstream) -> None:
+    upstream.has_routes, upstream.failure = None, "one does not run: KeyError"
+    response, _ = run(upstream, b"GET /one/stats HTTP/1.1\r\nhost: a\r\n" + LAST)
+    assert response.startswith(b"HTTP/1.1 503") and b"one does not run: KeyError" in response
+
+
+def test_a_path_that_turns_out_to_be_no_route_gets_404(upstream: Upstream) -> None:
+    upstream.has_routes = None
+    response, _ = run(upstream, b"GET /one/stats HTTP/1.1\r\nhost: a\r\n" + LAST)
+    assert response.startswith(b"HTTP/1.1 404")
+
+
+def test_requests_before_the_first_api_is_known_get_503() -> None:
+    async def main() -> bytes:
+        gateway = DevGateway(lambda *_: None)
+        port = await gateway.start("127.0.0.1", 0)
+        response = await exchange(port, b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST)
+        await gateway.stop()
+        return response
+
+    response = asyncio.run(main())
+    assert response.startswith(b"HTTP/1.1 503") and b"cortex dev is starting" in response
 
 
 def test_a_process_that_ends_before_it_answers_is_reported() -> None:

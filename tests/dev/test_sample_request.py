@@ -73,6 +73,22 @@ def test_the_payload_is_of_the_type_that_the_method_annotates(tmp_path: Path) ->
         assert loaded.post(payload).json() == 1
 
 
+def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -> None:
+    code = (
+        "import cortex\nfrom pydantic import BaseModel\n"
+        "class Point(BaseModel):\n    x: int\n"
+        f"{CLASS}    @cortex.route('PUT', '/points/{{number}}/{{name}}')\n"
+        "    def put(self, number: int, name, payload: Point): return [number, name, payload.x]\n"
+    )
+    command(tmp_path, code)
+    (api,) = LocalProject.read(tmp_path / "cortex.yaml", {}).diagnosis.apis
+    with cortex.testing.load(tmp_path) as loaded:
+        signature = loaded._local.predictor.signature
+        assert isinstance(signature, ApiSignature)
+        found = curl_command(api, URL, signature.to_json().decode(), tmp_path)
+    assert found == f"curl -X PUT {URL}/points/1/text {JSON} -d '{{\"x\": 1}}'"
+
+
 @pytest.mark.parametrize(
     ("content", "items"), [(b"3", [3]), (b"[1, 2]", [1, 2]), (b'{"item_list": {"items": [5], "batch_size": 1}}', [5])]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import textwrap
 import threading
@@ -181,6 +182,16 @@ def test_an_interrupt_leaves_no_process_no_port_and_no_file(project: Path) -> No
             socket.create_connection(("127.0.0.1", port)).close()
     assert sorted(project.rglob("*")) == before
     assert not (project.parent / "home").exists()
+
+
+def test_a_slow_start_is_reported_and_ctrl_c_does_not_reach_an_interpreter_that_starts(project: Path) -> None:
+    edit(project, "self.calls = 0", "self.calls = 0; import time; time.sleep(1000)")
+    with DevTerminal(project) as terminal:
+        wait_until(terminal.processes)
+        terminal.processes()[0].send_signal(signal.SIGINT)
+        terminal.expect("double  a process loads; requests wait for it")
+        assert terminal.interrupt() == 0
+        assert "Traceback" not in terminal.text
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.request_arguments import RequestArguments, request_arguments
 from cortex.predictor.routes import Route
@@ -25,6 +26,14 @@ def sample_request(api: dict[str, Any], folder: Path, ca_file: str = "") -> list
     certificates = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
     key = ' -H "X-API-Key: $CORTEX_API_KEY"' if spec.get("networking", {}).get("auth") == "api_key" else ""
     url = f"{certificates} {shlex.quote(api['endpoint'])}{key}"
+    handler = spec.get("handler") or {}
+    if handler.get("type") in (*APPLICATION_TYPES, "command"):  # each decides for itself which paths it answers
+        return [f"curl{certificates} {shlex.quote(api['endpoint'].rstrip('/') + '/')}{key}"]
+    if handler.get("protobuf_path"):
+        return [
+            f"cortex predict {spec['name']} FILE.json --method METHOD",
+            "  FILE.json is the request message as JSON",
+        ]
     text = _source(spec, folder)
     routes, plain = _routes(spec, text), _arguments(spec, text)
     shown = [f"{route.verb} {api['endpoint'].rstrip('/')}{route.template.text}" for route in routes[:_MAX_ROUTES]]

@@ -93,7 +93,12 @@ class ApiProcess:
         options = ["-X", "frozen_modules=off"] if self._debug.port is not None else []
         command = [self.spec.python, *options, "-m", "cortex.dev.process", *map(str, descriptors)]
         environ = {**self._environ, **self.spec.env}
-        self._process = subprocess.Popen(command, env=environ, pass_fds=descriptors)
+        # The process inherits this until it ignores Ctrl-C itself: an interpreter that starts would print a traceback.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(command, env=environ, pass_fds=descriptors)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.sock.close()  # without a shutdown: the process has the other end
         self._link.send("preload", spec=self.spec.to_json())
         threading.Thread(target=self._receive, name="cortex-dev-link", daemon=True).start()

@@ -53,8 +53,8 @@ class Upstream(Protocol):
         """Return the signature of its methods as JSON; "" if it is not known."""
 
     @property
-    def has_routes(self) -> bool:
-        """Return whether methods of its class answer paths below the endpoint."""
+    def has_routes(self) -> bool | None:
+        """Return whether methods of its class answer paths below the endpoint; None while no process serves."""
 
     async def connect(self) -> socket.socket:
         """Return a connection to its process for one request; wait while it is reloaded. Raises: UnavailableError."""
@@ -105,7 +105,7 @@ class _Exchange:
 
 
 class DevGateway:
-    """Listens on one port for all APIs. `upstreams` may be replaced at any time."""
+    """Listens on one port for all APIs. `upstreams` may be replaced at any time; without any, it answers 503."""
 
     def __init__(self, on_response: Callable[[str, str, str, int, float], object]) -> None:
         """`on_response` receives the name of the API, the method, the path, the status and the time."""
@@ -170,6 +170,9 @@ class DevGateway:
         if route is None:
             if head.path in _HEALTH:
                 await client.respond(200, b"application/json", b'{"ok": true}', exchange.request_id)
+            elif not self.upstreams:
+                message = "cortex dev is starting; the terminal shows the URLs once they are ready"
+                await client.respond_error(503, message, exchange.request_id)
             else:
                 await client.respond_error(404, f"no API has the path {head.path[:200]}", exchange.request_id)
             return
@@ -257,7 +260,8 @@ def _route_below(target: Upstream, owner: Api, below: str) -> _Route | None:
     if below == "/info":
         return _Route(target, asks_info=True)
     is_served = any(below == each or below.startswith(f"{each}/") for each in _SUBPATHS)
-    return _Route(target, endpoint or "/") if is_served else None
+    # Without a process, `connect` waits for one, which may have routes, or raises why there is none.
+    return _Route(target, endpoint or "/") if is_served or target.has_routes is None else None
 
 
 def _request_head(exchange: _Exchange, route: _Route, client_host: str) -> bytes:

@@ -43,6 +43,7 @@ def main() -> None:
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     token = debugger.TerminalToken(int(sys.argv[2]), int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for `cortex dev`, which stops its processes
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `ApiProcess.start` blocked it
     faulthandler.enable()
     messages = link.receive()
     for message, _ in messages:

@@ -14,7 +14,7 @@ from cortex.config.schema import Api
 from cortex.dev.terminal import format_body
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.inference import row_of_zeros
-from cortex.payloads.signature import ApiSignature, parse_signature
+from cortex.payloads.signature import ApiSignature, RouteSignature, parse_signature
 from cortex.predictor.request_arguments import RequestArguments, request_arguments
 
 _SAMPLE_FILE = "sample.json"
@@ -26,7 +26,7 @@ _EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boo
 
 def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     """Return a command that calls an API; the user's file is `folder / sample.json`, if it exists."""
-    url = shlex.quote(url)
+    plain_url, url = url, shlex.quote(url)
     if api.kind is ApiKind.TASK:
         return f"curl -X POST {url}"
     if api.is_application:
@@ -34,6 +34,9 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     if api.kind is ApiKind.BATCH:
         body = {"workers": 1, "item_list": {"items": [1, 2], "batch_size": 2}}
         return f"curl {url} {_JSON_HEADER} -d {shlex.quote(json.dumps(body))}"
+    known = parse_signature(signature) if signature else ApiSignature()
+    if known.routes and not known.methods:  # nothing answers at the endpoint
+        return _route_command(known.routes[0], plain_url)
     sample = next((name for name in (api.readiness, _SAMPLE_FILE) if name and (folder / name).is_file()), None)
     arguments = _arguments(api, folder)
     verb = arguments.verb if arguments is not None else "POST"
@@ -45,7 +48,7 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     if sample is not None:
         data = shlex.quote(f"@{sample}")
     else:
-        data = shlex.quote(json.dumps(_example(signature, arguments)))
+        data = shlex.quote(json.dumps(_example(known, arguments)))
     shown = "" if verb == "POST" else f" -X {verb}"
     return f"curl{shown} {shlex.quote(target) if query else target} {_JSON_HEADER} -d {data}"
 
@@ -115,9 +118,22 @@ def _arguments(api: Api, folder: Path) -> RequestArguments | None:
     return request_arguments(text, handler.interface, handler.type, handler.models is not None, api.kind)
 
 
-def _example(signature: str, arguments: RequestArguments | None) -> Any:
+def _route_command(route: RouteSignature, url: str) -> str:
+    """Return a command that calls a route, with examples of its parameters."""
+    path = route.path
+    for parameter in route.parameters:
+        path = path.replace(f"{{{parameter.name}}}", str(_of_schema(parameter.schema, {}) or "text"))
+    method = route.method
+    target = shlex.quote(url + path)
+    if method.payload is None:
+        return f"curl{'' if method.verb == 'GET' else f' -X {method.verb}'} {target}"
+    schema = method.payload.schema
+    data = shlex.quote(json.dumps(_of_schema(schema, schema.get("$defs", {})) or {}))
+    return f"curl{'' if method.verb == 'POST' else f' -X {method.verb}'} {target} {_JSON_HEADER} -d {data}"
+
+
+def _example(known: ApiSignature, arguments: RequestArguments | None) -> Any:
     """Return a payload: a row of zeros for a model, otherwise the keys that the method reads or its type declares."""
-    known = parse_signature(signature) if signature else ApiSignature()
     if known.models and (row := row_of_zeros(known.models[0])) is not None and not known.methods:
         return {"instances": [row]}
     schema = known.methods[0].payload.schema if known.methods and known.methods[0].payload is not None else {}

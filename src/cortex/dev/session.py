@@ -44,6 +44,8 @@ _DRAIN_S = 30.0
 #: The next process is prepared once the current one has been ready for this long.
 _STANDBY_DELAY_S = 0.2
 _EXIT_POLL_S = 0.01
+#: A start that takes longer is reported before it ends.
+_SLOW_START_S = 1.0
 _RESTART_BACKOFF = Backoff(0.1, 5.0)
 _PORTS_TRIED = 20
 
@@ -85,10 +87,11 @@ class DevApi:
         return self._current.signature if self._current is not None else ""
 
     @property
-    def has_routes(self) -> bool:
-        """Return whether methods of its class answer paths below the endpoint."""
-        signature = self.signature
-        return bool(signature) and bool(parse_signature(signature).routes)
+    def has_routes(self) -> bool | None:
+        """Return whether methods of its class answer paths below the endpoint; None while no process serves."""
+        if self._current is None:
+            return None
+        return bool(self.signature) and bool(parse_signature(self.signature).routes)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -289,7 +292,7 @@ class DevSession:
         """Start the process of an API again after it has ended on its own."""
         async with self._reloading:
             if not each.is_serving:
-                self._report_start(each, await each.restart(), time.perf_counter(), "started again")
+                await self._start_process(each, time.perf_counter(), "started again")
             each.release()
 
     # Start.
@@ -343,8 +346,7 @@ class DevSession:
         self.terminal.raw(self.terminal.styled(f"  {line}", "dim"))
 
     async def _start(self, each: DevApi) -> None:
-        started = time.perf_counter()
-        self._report_start(each, await each.restart(), started, "ready")
+        await self._start_process(each, time.perf_counter(), "ready")
         each.release()
         self.watch()
 
@@ -449,9 +451,7 @@ class DevSession:
         self._cut_streams(each)
 
     async def _restart(self, each: DevApi, started: float, reason: str) -> None:
-        result = await each.restart()
-        self._report_start(each, result, started, f"new process ({reason}), ready")
-        if result.kind == "ready":
+        if await self._start_process(each, started, f"new process ({reason}), ready"):
             self._cut_streams(each)
 
     def _cut_streams(self, each: DevApi) -> None:
@@ -462,6 +462,17 @@ class DevSession:
     def _cut(self, each: DevApi, before: float) -> None:
         if count := self._gateway.cut_streams(each, before):
             self.terminal.line(f"{each.api.name}  cut {count} stream{'s' if count != 1 else ''} of the old code")
+
+    async def _start_process(self, each: DevApi, started: float, what: str) -> bool:
+        """Start a process, report how that ended, and return whether it is ready."""
+        text = f"{each.api.name}  a process loads; requests wait for it"
+        slow_start = asyncio.get_running_loop().call_later(_SLOW_START_S, self.terminal.line, text)
+        try:
+            result = await each.restart()
+        finally:
+            slow_start.cancel()
+        self._report_start(each, result, started, what)
+        return result.kind == "ready"
 
     def _report_start(self, each: DevApi, result: LoadResult, started: float, what: str) -> None:
         name = each.api.name
