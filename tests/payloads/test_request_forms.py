@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import FormData
 
 from cortex.errors import ModelInputError
 from cortex.payloads.request_forms import read_request
@@ -295,8 +296,16 @@ def test_a_mistake_in_csv_is_one_sentence_with_its_place(signature: ModelSignatu
 @pytest.mark.parametrize(
     ("body", "content_type", "words"),
     [
-        ({"a,b\n1,2": ""}, "application/x-www-form-urlencoded", "send the header `content-type: application/json`"),
-        ({"file": b"a,b"}, "multipart/form-data; boundary=x", "the body was sent as a form (multipart/form-data)"),
+        (
+            FormData({"a,b\n1,2": ""}),
+            "application/x-www-form-urlencoded",
+            "send the header `content-type: application/",
+        ),
+        (
+            FormData({"file": "a,b"}),
+            "multipart/form-data; boundary=x",
+            "the body was sent as a form (multipart/form-data)",
+        ),
         ({}, "application/x-www-form-urlencoded", "the body is empty; send rows"),
         (b"", "", "the body is empty; send rows"),
         ("", "text/csv", "the body is empty; send rows"),
@@ -306,6 +315,14 @@ def test_a_body_that_curl_sends_by_mistake_is_told_what_to_change(body: Any, con
     with pytest.raises(ModelInputError) as caught:
         read_request(body, NAMED, content_type)
     assert words in str(caught.value)
+
+
+def test_a_json_object_that_curl_declares_as_a_form_gets_the_error_of_json() -> None:
+    with pytest.raises(ModelInputError) as declared:
+        read_request({"x": 1}, NAMED, "application/x-www-form-urlencoded")
+    with pytest.raises(ModelInputError) as plain:
+        read_request({"x": 1}, NAMED, "application/json")
+    assert str(declared.value) == str(plain.value)
 
 
 def test_a_form_with_the_names_of_the_columns_is_read_as_before() -> None:

@@ -14,6 +14,8 @@ from cortex.errors import NotFoundError
 #: Long polls are short on a terminal, where each updates the progress line, and longer elsewhere.
 _PROGRESS_S = 0.5
 _POLL_S = 30.0
+#: A progress line names the logs after this time: what a process waits for is there.
+_LOGS_AFTER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
         code, seconds = api["status"]["status_code"], time.monotonic() - began
         if code != "updating":
             return UpdateOutcome(api, code == "live", seconds)
-        session.console.progress(_progress(name, api["status"], seconds))
+        session.console.progress(progress_line(name, api["status"], seconds))
 
 
 def report_failure(api: Json, session: Session) -> str:
@@ -73,7 +75,9 @@ def report_failure(api: Json, session: Session) -> str:
     return reason
 
 
-def _progress(name: str, status: Json, seconds: float) -> str:
+def progress_line(name: str, status: Json, seconds: float) -> str:
+    """Return the progress of an update."""
     counts = status["replica_counts"]
     ready = f", {counts['updated']['ready']} of {counts['requested']} ready" if counts["requested"] else ""
-    return f"{name}: {status['message']}{ready}, {seconds:.0f} s"
+    logs = f"; `cortex logs {name}` shows its output" if seconds >= _LOGS_AFTER_S else ""
+    return f"{name}: {status['message']}{ready}, {seconds:.0f} s{logs}"

@@ -106,7 +106,9 @@ def read_request(payload: Any, signature: ModelSignature, content_type: str = ""
             return ModelRequest(reader.csv(payload), "rows")
         payload = _parse_json(payload)
     if isinstance(payload, Mapping):
-        if media_type in _FORM_TYPES and not set(payload) & {*_FORMS, *reader.names}:
+        # JSON is a dict even if curl declares a form; forms are other mappings.
+        is_form = media_type in _FORM_TYPES and not isinstance(payload, dict)
+        if is_form and not set(payload) & {*_FORMS, *reader.names}:
             raise ModelInputError(
                 f"the body was sent as a form ({media_type}); send the header `content-type: application/json`, "
                 "or `content-type: text/csv` with CSV"
