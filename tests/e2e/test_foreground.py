@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,57 @@ def test_an_operator_that_can_not_start_ends_with_its_error(home: Path) -> None:
 def test_down_ends_the_foreground_process(foreground: Foreground) -> None:
     foreground.cortex.down()
     assert foreground.started.wait(PATIENCE_S) == 0
+
+
+@contextmanager
+def deploying(home: Path, project: Path) -> Iterator[Foreground]:
+    foreground = Foreground(home, "--deploy", str(project))
+    try:
+        foreground.wait_until_up()
+        yield foreground
+    finally:
+        foreground.process.send_signal(signal.SIGTERM)
+        assert foreground.started.wait(PATIENCE_S) == 0
+
+
+def wait_for_line(foreground: Foreground, beginning: str) -> None:
+    def is_printed() -> bool:
+        return any(json.loads(line)["message"].startswith(beginning) for line in foreground.lines())
+
+    wait_until(is_printed, message=f"a line begins with {beginning}")
+
+
+def test_a_project_is_deployed_at_the_start_and_updated_at_the_next(home: Path, tmp_path: Path) -> None:
+    with deploying(home, write_project(tmp_path / "project", SOURCE, CONFIG)) as foreground:
+        wait_for_line(foreground, "echo is live")
+        assert foreground.cortex.cortex("status", "--ready").stderr == ""
+        assert foreground.cortex.post("/echo", {"s": 0}).json == {"s": 0}
+    changed = SOURCE.replace("return payload", "return {'version': 2}")
+    with deploying(home, write_project(tmp_path / "project", changed, CONFIG)) as foreground:
+        wait_for_line(foreground, "echo is live")
+        assert foreground.cortex.post("/echo", {"s": 0}).json == {"version": 2}
+
+
+def test_a_project_that_can_not_start_is_logged_and_not_ready(home: Path, tmp_path: Path) -> None:
+    source = SOURCE.replace('print("constructed", flush=True)', 'raise OSError("no weights")')
+    with deploying(home, write_project(tmp_path / "project", source, CONFIG)) as foreground:
+        wait_for_line(foreground, "echo failed to become live: ")
+        done = foreground.cortex.cortex("status", "--ready", check=False)
+        assert (done.returncode, done.stderr) == (1, "error: echo is not ready: error\n")
+
+
+def test_a_project_with_mistakes_starts_nothing(home: Path, tmp_path: Path) -> None:
+    config = CONFIG.replace("RealtimeAPI", "RealTimeAPI")
+    project = write_project(tmp_path / "project", SOURCE, config)
+    foreground = Foreground(home, "--deploy", str(project))
+    assert foreground.started.wait(PATIENCE_S) == 2
+    assert f"{project}/cortex.yaml:3:" in foreground.lines()[0]
+    assert not (home / "run").exists()
+
+
+def test_a_project_that_the_operator_refuses_ends_everything(home: Path, tmp_path: Path) -> None:
+    config = CONFIG.replace("cpu: 100m", "cpu: 9999")
+    foreground = Foreground(home, "--deploy", str(write_project(tmp_path / "project", SOURCE, config)))
+    assert foreground.started.wait(PATIENCE_S) == 2
+    (error,) = [line for line in map(json.loads, foreground.lines()) if "was not deployed" in line["message"]]
+    assert "9999: this machine has" in error["message"]

@@ -4,6 +4,7 @@
 this process, possibly process 1 of a container
   ├─ starts the operator, and starts it again if it dies: gateway and replicas continue meanwhile
   ├─ prints all logs (`log_output`)
+  ├─ deploys a project, if there is one to deploy (`deploy_project`)
   ├─ reaps every process whose parent has ended
   └─ SIGTERM, SIGINT, SIGHUP ──▶ SIGTERM to the operator, which drains and stops everything
                              ──▶ `stop_all` for what it may have left
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cortex import telemetry
+from cortex.cli.deploy_project import StartDeployment
 from cortex.cli.log_output import LogOutput
 from cortex.client.cleanup import stop_all
 from cortex.client.environments import last_operator
@@ -42,8 +44,16 @@ _REAP_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def run_foreground(home: Home, options: ListenOptions, drain_s: float, output: Callable[[], LogOutput]) -> int:
+def run_foreground(
+    home: Home,
+    options: ListenOptions,
+    drain_s: float,
+    output: Callable[[], LogOutput],
+    deployment: StartDeployment | None,
+) -> int:
     """Run until a signal, or until the operator was shut down or could not start; return the exit code.
+
+    It also ends if the operator refuses `deployment`.
 
     Raises: ConflictError if an operator runs already.
     """
@@ -51,7 +61,7 @@ def run_foreground(home: Home, options: ListenOptions, drain_s: float, output: C
     telemetry.configure(home.logs_dir / "cli.log")
     # Without this, orphans become children of process 1, which in some containers reaps nothing.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervision = _Supervision(home, command, drain_s, output())
+    supervision = _Supervision(home, command, drain_s, output(), deployment)
     for number in _SIGNALS:
         signal.signal(number, supervision.stop)
     return supervision.run()
@@ -60,11 +70,15 @@ def run_foreground(home: Home, options: ListenOptions, drain_s: float, output: C
 class _Supervision:
     """The operator's process and its successors."""
 
-    def __init__(self, home: Home, command: list[str], drain_s: float, output: LogOutput) -> None:
+    def __init__(
+        self, home: Home, command: list[str], drain_s: float, output: LogOutput, deployment: StartDeployment | None
+    ) -> None:
         self._home = home
         self._command = command
         self._drain_s = drain_s
         self._output = output
+        self._deployment = deployment
+        self._deploy_code = 0  #: exit code of a deployment that the operator refused
         self._operator: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}  #: exit codes of processes that were reaped since the operator's last start
         self._is_stopping = threading.Event()
@@ -75,7 +89,9 @@ class _Supervision:
         self._output.start()
         reaper = threading.Thread(target=self._reap, name="reap", daemon=True)
         reaper.start()
-        code = self._keep_running()
+        if self._deployment is not None:
+            threading.Thread(target=self._deploy, args=(self._deployment,), name="deploy", daemon=True).start()
+        code = self._keep_running() or self._deploy_code
         stop_all(self._home, drain_s=0)  # they had their time
         self._is_over.set()
         reaper.join()
@@ -85,8 +101,16 @@ class _Supervision:
 
     def stop(self, number: int, _: FrameType | None) -> None:
         """Handle a signal."""
+        self._stop()
+
+    def _stop(self) -> None:
         self._is_stopping.set()
         self._signal_operator(signal.SIGTERM)
+
+    def _deploy(self, deployment: StartDeployment) -> None:
+        self._deploy_code = deployment.run(self._output.write, self._is_stopping)
+        if self._deploy_code:
+            self._stop()
 
     def _keep_running(self) -> int:
         failures = 0

@@ -15,10 +15,17 @@ from cortex.errors import OperatorUnavailableError
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_output(parser)
+    parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="only check that APIs are deployed and each of them can serve; otherwise the exit code is 1",
+    )
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
     """Show the status from the operator or, if it does not answer, from the processes themselves."""
+    if arguments.ready:
+        return _check_readiness(session)
     try:
         status = session.client(LOCAL).operator_status()
     except OperatorUnavailableError:
@@ -28,6 +35,24 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     else:
         _show(status, session)
     return 0
+
+
+def _check_readiness(session: Session) -> int:
+    """Print which APIs can't serve; return 1 if there are any, or no API at all. Raises: OperatorUnavailableError."""
+    apis = session.client(LOCAL).list_apis()
+    problems = [f"{api['spec']['name']} is not ready: {api['status']['message']}" for api in apis if not can_serve(api)]
+    for problem in problems if apis else ["no API is deployed"]:
+        session.console.error(problem)
+    return 1 if problems or not apis else 0
+
+
+def can_serve(api: dict[str, Any]) -> bool:
+    """Return True for an API that is live, or that has a ready replica of any revision.
+
+    `api` is a result of `Client.list_apis`.
+    """
+    counts = api["status"]["replica_counts"]
+    return bool(api["status"]["status_code"] == "live" or counts["updated"]["ready"] + counts["stale"]["ready"])
 
 
 def _show(status: dict[str, Any], session: Session) -> None:

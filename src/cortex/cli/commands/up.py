@@ -7,7 +7,9 @@ import contextlib
 import os
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cortex.cli.commands.status import cluster_problem
 from cortex.cli.session import Session
@@ -17,6 +19,9 @@ from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavai
 from cortex.installation import Installation
 from cortex.replica.monitoring.trace_export import find_problem
 from cortex.tls import CertificateFiles
+
+if TYPE_CHECKING:
+    from cortex.cli.deploy_project import StartDeployment
 
 _STORED = "stored for later starts"
 _MAX_DRAIN_S = 86_400
@@ -37,6 +42,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         help="with --stop-all: maximum time that requests in progress have to finish at the end (default: 20)",
+    )
+    parser.add_argument(
+        "--deploy",
+        metavar="FILE",
+        help="with --stop-all: deploy the project of this configuration file at the start, like `cortex deploy`",
     )
     parser.add_argument(
         "--log-format",
@@ -99,6 +109,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
     _check_foreground_options(arguments)
+    deployment = _deployment(arguments.deploy, session) if arguments.deploy else None
     tls = _certificate_files(arguments)
     options = ListenOptions(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
     if tls is not None:
@@ -108,7 +119,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         session.console.note(f"warning: traces are not exported: {problem}")
     replaced = _store_installation(arguments, options, session)
     if arguments.stop_all:
-        code = _run_with_everything(arguments, options, session)
+        code = _run_with_everything(arguments, options, deployment, session)
         if code and replaced is not None:
             replaced.write(session.home)
         return code
@@ -141,21 +152,35 @@ def _check_foreground_options(arguments: argparse.Namespace) -> None:
     """Check the options of --stop-all. Raises: InputError."""
     if arguments.stop_all and not arguments.foreground:
         raise InputError("--stop-all requires --foreground")
-    for name, value in (("--drain", arguments.drain), ("--log-format", arguments.log_format)):
+    for name, value in (
+        ("--drain", arguments.drain),
+        ("--deploy", arguments.deploy),
+        ("--log-format", arguments.log_format),
+    ):
         if value is not None and not arguments.stop_all:
             raise InputError(f"{name} requires --foreground --stop-all")
     if arguments.drain is not None and not 0 <= arguments.drain <= _MAX_DRAIN_S:
         raise InputError(f"--drain {arguments.drain:g}: must be 0 to {_MAX_DRAIN_S} seconds")
 
 
-def _run_with_everything(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> int:
+def _deployment(path: str, session: Session) -> StartDeployment:
+    """Check and pack the project to deploy at the start. Raises: InputError, ConfigError."""
+    from cortex.cli.deploy_project import StartDeployment  # noqa: PLC0415 - other starts do without
+
+    return StartDeployment.prepare(Path(path), session.client(LOCAL))
+
+
+def _run_with_everything(
+    arguments: argparse.Namespace, options: ListenOptions, deployment: StartDeployment | None, session: Session
+) -> int:
     from cortex.cli.foreground import DRAIN_S, run_foreground  # noqa: PLC0415 - other starts do without
     from cortex.cli.log_output import LogOutput  # noqa: PLC0415
 
     session.console.flush()
     is_json = arguments.log_format == "json" if arguments.log_format else not sys.stdout.isatty()
     drain_s = DRAIN_S if arguments.drain is None else arguments.drain
-    return run_foreground(session.home, options, drain_s, lambda: LogOutput(session.home.logs_dir, sys.stdout, is_json))
+    output = partial(LogOutput, session.home.logs_dir, sys.stdout, is_json)
+    return run_foreground(session.home, options, drain_s, output, deployment)
 
 
 def _warn_about_cluster(session: Session) -> None:
