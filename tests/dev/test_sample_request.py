@@ -75,8 +75,8 @@ def test_the_payload_is_of_the_type_that_the_method_annotates(tmp_path: Path) ->
 
 def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -> None:
     code = (
-        "import cortex\nfrom pydantic import BaseModel\n"
-        "class Point(BaseModel):\n    x: int\n"
+        "import cortex\nfrom pydantic import BaseModel, Field\n"
+        "class Point(BaseModel):\n    x: int | str\n    tags: list[str] = Field(min_length=1)\n"
         f"{CLASS}    @cortex.route('PUT', '/points/{{number}}/{{name}}')\n"
         "    def put(self, number: int, name, payload: Point): return [number, name, payload.x]\n"
     )
@@ -86,7 +86,7 @@ def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -
         signature = loaded._local.predictor.signature
         assert isinstance(signature, ApiSignature)
         found = curl_command(api, URL, signature.to_json().decode(), tmp_path)
-    assert found == f"curl -X PUT {URL}/points/1/text {JSON} -d '{{\"x\": 1}}'"
+    assert found == f'curl -X PUT {URL}/points/1/text {JSON} -d \'{{"x": 1, "tags": ["text"]}}\''
 
 
 @pytest.mark.parametrize(

@@ -156,4 +156,8 @@ def _of_schema(schema: dict[str, Any], definitions: dict[str, Any], depth: int =
     if "properties" in schema and depth < 5:
         required = schema.get("required", schema["properties"])
         return {name: _of_schema(schema["properties"][name], definitions, depth + 1) for name in required}
+    if choices := [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]:
+        return _of_schema(choices[0], definitions, depth + 1)
+    if 0 < schema.get("minItems", 0) <= 10 and depth < 5:
+        return [_of_schema(schema.get("items", {}), definitions, depth + 1)] * schema["minItems"]
     return _EXAMPLES.get(schema.get("type", ""))
