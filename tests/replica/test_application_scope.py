@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortex.replica.applications.application_scope import http_scope, websocket_scope
-from cortex.replica.applications.route_metrics import route_template
+from cortex.replica.applications.application_scope import http_scope, route_template, websocket_scope
 
 
 def test_a_scope_has_the_decoded_path_with_its_prefix() -> None:

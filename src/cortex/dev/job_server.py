@@ -93,9 +93,8 @@ class JobServer:
             connection.task = None
 
     async def _answer(self, connection: Connection) -> Any:
-        target, _, query = connection.url.decode("latin-1").partition("?")
-        endpoint = (connection.endpoint or b"").decode("latin-1").rstrip("/")
-        name = target.removeprefix(endpoint).strip("/") if connection.endpoint is not None else ""
+        name = connection.path_below.decode("latin-1").strip("/")
+        query = connection.url.partition(b"?")[2].decode("latin-1")
         parameters = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
         method = connection.method
         if method == "POST" and not name:

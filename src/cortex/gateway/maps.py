@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 
-from cortex.gateway.protocols import OPENAI_MAP, RULES, Protocol
+from cortex.gateway.protocols import OPENAI_MAP, RULES, SET_OPENAI, Protocol
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
 
 ROUTES_MAP = "routes.map"
@@ -59,7 +59,7 @@ DRAINING_SERVER = f"{DRAINING_BACKEND}/draining"
 V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
 V2_PATH = "/v2"
-#: Below the endpoint of an API with routes: errors have OpenAI's form, as those of its replicas.
+#: Below the endpoint of an API with routes or a command: errors have OpenAI's form, as those of its replicas.
 OPENAI_PATH = "/v1"
 
 UNAVAILABLE_MAX_LENGTH = 1000
@@ -143,7 +143,7 @@ def fixed_maps(table: RoutingTable) -> Maps:
         OPENAI_MAP: {
             f"{entry.endpoint.rstrip('/')}{OPENAI_PATH}/": "1"
             for entry in entries
-            if any(RULES[protocol].variables for protocol in _protocols(table, entry))
+            if any(RULES[protocol].variables == SET_OPENAI for protocol in _protocols(table, entry))
         },
         GRPC_MAP: _grpc_map(table),
     }

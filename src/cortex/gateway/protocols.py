@@ -44,7 +44,7 @@ def json_error(message: str) -> str:
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
 #: Sets the variable that selects the form of `routes_error`.
-_SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
+SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
 
 
 def routes_error(status: int, message: str) -> str:
@@ -113,7 +113,7 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         forwards_client=False,
         answers_preflights=False,
         error=lambda status, message, kind: routes_error(status, message),
-        variables=_SET_OPENAI,
+        variables=SET_OPENAI,
     ),
     Protocol.APPLICATION: ProtocolRules(
         waits_for_body=False,
@@ -128,7 +128,7 @@ RULES: Mapping[Protocol, ProtocolRules] = {
         forwards_client=True,
         answers_preflights=True,
         error=lambda status, message, kind: routes_error(status, message),
-        variables=_SET_OPENAI,
+        variables=SET_OPENAI,
     ),
     Protocol.GRPC: ProtocolRules(
         waits_for_body=False,

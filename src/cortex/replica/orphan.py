@@ -36,7 +36,7 @@ _STDERR = 2
 
 
 class RequestServer(Protocol):
-    """The requests of this process: `App` for methods, `ApplicationServer` for an application."""
+    """The requests of this process: `App`, `ApplicationServer`, `CommandServer` or `GrpcServer`."""
 
     connections: ConnectionPool
     timeout_s: float

@@ -126,10 +126,7 @@ def _serve(
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
     app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
-    orphan = Orphan(app, loop, inheritance, runner.stop)
-    supervisor = SupervisorChannel(app, loop, channel, partial(_update_models, predictor), runner.stop, orphan.begin)
-    outlive_supervisor()
-    supervisor.start()
+    orphan = connect_supervisor(app, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if app.batches else 0
     signature = signature_text(lambda: predictor.signature)
@@ -163,11 +160,7 @@ def _serve_application(
     from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
     server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
-    stop = partial(server.stop, loop.stop)
-    orphan = Orphan(server, loop, inheritance, stop)
-    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
-    outlive_supervisor()
-    supervisor.start()
+    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
     channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
@@ -193,11 +186,7 @@ def _serve_grpc(
     )
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     server = GrpcServer(spec, service, loop, runner, shared_state, file)
-    stop = partial(server.stop, runner.stop)
-    orphan = Orphan(server, loop, inheritance, stop)
-    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
-    outlive_supervisor()
-    supervisor.start()
+    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, runner.stop))
     shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     channel.send("ready", slots=slots, shares_loop=shares_loop)
@@ -208,6 +197,21 @@ def _serve_grpc(
 def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
     if predictor.registry is not None:
         predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
+
+
+def connect_supervisor(
+    app: RequestServer,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    inheritance: Inheritance,
+    on_stop: Callable[[], None],
+    on_catalogue: Callable[[str], None] = lambda path: None,
+) -> Orphan:
+    """Receive connections and commands from the supervisor; return what outlives it. `on_stop` ends the process."""
+    orphan = Orphan(app, loop, inheritance, on_stop)
+    outlive_supervisor()
+    SupervisorChannel(app, loop, channel, on_catalogue, on_stop, orphan.begin).start()
+    return orphan
 
 
 class SupervisorChannel:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+from cortex.replica.monitoring.route_metrics import OTHER
 from cortex.replica.requests.http import Header
 
 Scope = dict[str, Any]
@@ -38,6 +39,22 @@ def websocket_scope(target: bytes, headers: list[Header], state: dict[str, Any])
     scope["subprotocols"] = [name.strip() for name in offered.split(",") if name.strip()]
     scope["extensions"] = {"websocket.http.response": {}}
     return scope
+
+
+def route_template(scope: Scope, endpoint: str) -> str:
+    """Return the template of the route that handled a request, below `endpoint`; OTHER if it is unknown.
+
+    Starlette, FastAPI and frameworks based on them put the route that matched into the scope.
+    """
+    route = scope.get("route")
+    path = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if not isinstance(path, str):
+        return OTHER
+    # A mounted application extends the root path of the request; its own routes are below.
+    mounted = scope["root_path"].removeprefix(endpoint)
+    if getattr(route, "methods", None) is None and not hasattr(route, "endpoint"):  # the mount itself
+        return f"{mounted or path}/*"
+    return f"{mounted}{path}" or "/"
 
 
 def _scope(kind: str, target: bytes, headers: list[Header], state: dict[str, Any]) -> Scope:

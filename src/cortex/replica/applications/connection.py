@@ -12,13 +12,11 @@ from typing import Protocol
 
 from httptools import HttpParserUpgrade
 
-from cortex.replica.requests.http import JOIN_BYTES, Connection, Header, response_head
+from cortex.replica.requests.http import BODILESS, JOIN_BYTES, Connection, Header, framed_chunk, response_head
 from cortex.replica.shared_state import ConnectionState
 
 #: The connection is not read while more bytes than this wait for the application.
 MAX_UNREAD_BYTES = 256 * 1024
-
-_BODILESS = frozenset({204, 304})
 
 
 class ConnectionCall(Protocol):
@@ -131,7 +129,7 @@ class StreamingConnection(Connection):
         if not self.open:
             return
         self._has_length = length is not None
-        self._is_bodiless = is_head or status in _BODILESS
+        self._is_bodiless = is_head or status in BODILESS
         timing = self._timing(status)
         self._set_state(ConnectionState.ANSWERING)
         head = response_head(status, None, headers)
@@ -149,10 +147,10 @@ class StreamingConnection(Connection):
 
     def _write(self, start: bytes, data: bytes) -> None:
         """Write `start` and a part of the body, together if the part is small."""
-        if not data or self._is_bodiless:
+        if self._is_bodiless:
             data = b""
         elif not self._has_length:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            data = framed_chunk(data)
         if len(data) < JOIN_BYTES:
             start, data = start + data, b""
         if start:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cortex.replica.applications.application_scope import Scope
+from cortex.replica.applications.application_scope import Scope, route_template
 from cortex.replica.applications.connection import StreamingConnection, declared_length
-from cortex.replica.applications.route_metrics import name_span
-from cortex.replica.requests.http import Header
+from cortex.replica.monitoring.route_metrics import OTHER
+from cortex.replica.requests.http import BODILESS, Header
 from cortex.replica.requests.payload import validate_head
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import RequestSpan
 
 Message = dict[str, Any]
 #: `send` of the application waits while more bytes than this wait for the gateway.
@@ -127,7 +130,7 @@ class HttpCall:
             status, kept = 307, ((b"location", location),)
             self._length = 0
             self._is_head = True  # drop the body
-        elif status not in (204, 304):
+        elif status not in BODILESS:
             self._length = declared_length(headers)
         self._head = status, kept
 
@@ -141,7 +144,7 @@ class HttpCall:
             connection.write_body(body)
         else:
             self.status, headers = self._head
-            if length is None and not (more or self._is_head or self.status in (204, 304)):
+            if length is None and not (more or self._is_head or self.status in BODILESS):
                 length = len(body)
             name_span(connection.span, self.scope, self._endpoint)
             connection.begin_response(self.status, headers, length, self._is_head, body)
@@ -162,3 +165,9 @@ class HttpCall:
         if self.status:
             self._connection.close()
         raise RuntimeError(problem)
+
+
+def name_span(span: RequestSpan | None, scope: Scope, endpoint: str) -> None:
+    """Name the span of a request by the route that handles it, as soon as it responds."""
+    if span is not None and (route := route_template(scope, endpoint)) != OTHER:
+        span.set_route(endpoint + route)

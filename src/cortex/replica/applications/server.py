@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.predictor.applications import WSGI
 from cortex.predictor.tracebacks import format_user_traceback
-from cortex.replica.applications.application_scope import http_scope, websocket_scope
+from cortex.replica.applications.application_scope import http_scope, route_template, websocket_scope
 from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.applications.http_call import HttpCall
 from cortex.replica.applications.lifespan import Lifespan
 from cortex.replica.applications.loop_watchdog import LoopWatchdog
-from cortex.replica.applications.route_metrics import RouteRecorder, route_template
-from cortex.replica.applications.websocket_call import NORMAL, RESTART, WebSocketCall
+from cortex.replica.applications.websocket_call import GOING_AWAY, NORMAL, RESTART, WebSocketCall
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.replica.monitoring.request_log import REQUEST, write_log
+from cortex.replica.monitoring.route_metrics import RouteRecorder
 from cortex.replica.requests.background_tasks import contain_exit
-from cortex.replica.requests.batching import ASYNC_GRACE_NS
 from cortex.replica.requests.calls import logs_hint
 from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
+from cortex.replica.requests.runner import blocked_grace_ns
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 
@@ -43,8 +43,6 @@ _END_S = 0.7
 _TICK_S = 5.0
 #: Deadlines are moved by at least this much, and not for each part of a body.
 _PROGRESS_NS = 10_000_000
-#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
-_BLOCKED_S = 5.0
 _NS_PER_S = 1_000_000_000
 _NEVER_NS = 1 << 62
 _RESTARTS = "the service restarts"
@@ -85,13 +83,12 @@ class ApplicationServer:
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
-        self.connections.max_body_bytes = limits.max_body_bytes
-        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
         self.websocket_idle_s = limits.websocket_idle_s
         # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
-        self.grace_ns = 0 if self.is_wsgi else int(min(limits.timeout_s, _BLOCKED_S) * _NS_PER_S) + ASYNC_GRACE_NS
+        self.grace_ns = 0 if self.is_wsgi else blocked_grace_ns(limits.timeout_s)
 
     def set_suspects(self, groups: Mapping[str, int]) -> None:
         """Ignore the requests of batches: applications have none."""
@@ -279,7 +276,7 @@ class _RunningCall:
         if isinstance(self.call, HttpCall):
             self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
-            self.call.close(1001, f"no message for {self._server.websocket_idle_s:g} s")
+            self.call.close(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
             self.deadline_ns = now_ns + self._server.timeout_ns
         else:
             self.call.fail(504, f"timed out after {self._server.timeout_s:g} s")

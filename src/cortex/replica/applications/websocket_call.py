@@ -19,8 +19,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from cortex.replica.applications.application_scope import Scope
 from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
-from cortex.replica.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError
-from cortex.replica.applications.route_metrics import name_span
+from cortex.replica.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
 from cortex.replica.requests.http import Header, error_body
 from cortex.replica.requests.payload import JSON, validate_head
 

@@ -16,7 +16,7 @@ from httptools import HttpParserUpgrade, HttpResponseParser
 from cortex.replica.applications.connection import StreamingConnection, declared_length
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
-from cortex.replica.requests.http import Header, close_frame
+from cortex.replica.requests.http import BODILESS, Header, close_frame, framed_chunk
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -31,7 +31,6 @@ _NEVER_NS = 1 << 62
 _NS_PER_S = 1_000_000_000
 #: Size of a response's head. Longer ones could fill the memory of this process.
 _MAX_HEAD_BYTES = 512 * 1024
-_BODILESS = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -139,7 +138,7 @@ class CommandCall:
         is_complete = connection.is_complete or self._is_upgrade
         body = connection.take_body() if connection.has_body else b""
         if self._is_chunked:
-            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if is_complete else b"")
+            body = framed_chunk(body) + (b"0\r\n\r\n" if is_complete else b"")
         self._is_sent = is_complete
         self._is_repeatable = bool(head) and is_complete and not body and self._method in _SAFE_METHODS
         self._sent_head = head
@@ -250,7 +249,7 @@ class CommandCall:
         body = b"".join(self._body)
         self._body.clear()
         is_head = self._method == "HEAD"
-        is_bodiless = is_head or self._code in _BODILESS
+        is_bodiless = is_head or self._code in BODILESS
         if is_bodiless:
             self._is_complete = True
             self._has_excess = is_head or (self._code == 204 and self._is_framed)  # some servers send a body

@@ -11,26 +11,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.commands.command_call import RESTART, CommandCall
 from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.upstream import Address, UpstreamPool
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
-from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool, Header
-from cortex.replica.requests.openai_errors import OPENAI_PATH, openai_error_body
+from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool
+from cortex.replica.requests.openai_errors import is_openai_path
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.replica.monitoring.spans import Tracing
 
-#: Data that a dying server has sent is read within this time.
-_FLUSH_S = 0.02
+#: What a server has sent before its end is passed on within this time.
+FLUSH_S = 0.02
 _NS_PER_S = 1_000_000_000
-_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class CommandConnection(StreamingConnection):
@@ -41,26 +39,13 @@ class CommandConnection(StreamingConnection):
     @property
     def has_openai_errors(self) -> bool:
         """Return whether errors have OpenAI's form."""
-        if self.endpoint is None:
-            return False
-        path = self.url.partition(b"?")[0] + b"/"
-        return path.startswith(self.endpoint.rstrip(b"/") + OPENAI_PATH + b"/")
+        return is_openai_path(self.path_below)
 
     def begin(self, deadline_ns: int) -> None:
         """Mark the request as running."""
         super().begin(deadline_ns)
         if self.has_openai_errors:
             self._shared.set_openai_errors(self.index)
-
-    def respond_error(
-        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
-    ) -> None:
-        """Write a JSON error response."""
-        if not self.has_openai_errors:
-            super().respond_error(status, message, headers, fields)
-            return
-        body = openai_error_body(status, message, self.request_id.decode("latin-1"), fields)
-        self.respond(status, b"application/json", body, headers)
 
 
 class CommandServer:
@@ -92,8 +77,7 @@ class CommandServer:
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
-        self.connections.max_body_bytes = limits.max_body_bytes
-        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self.websocket_idle_s = limits.websocket_idle_s
 
@@ -129,7 +113,7 @@ class CommandServer:
 
     async def _stop(self, done: Callable[[], None]) -> None:
         await self._process.stop()
-        await asyncio.sleep(_FLUSH_S)
+        await asyncio.sleep(FLUSH_S)
         for call in list(self._running):
             call.close_websocket(RESTART, "the service restarts")
         done()

@@ -18,18 +18,15 @@ import uvloop
 from cortex.replica.channel import Channel
 from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.readiness_probe import PROBE_S, SILENCE_S, probe, wait_until_ready
-from cortex.replica.commands.server import CommandServer
+from cortex.replica.commands.server import FLUSH_S, CommandServer
 from cortex.replica.commands.upstream import Address
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.monitoring.trace_export import open_tracing
-from cortex.replica.orphan import Inheritance, Orphan, outlive_supervisor
-from cortex.replica.request_worker import SupervisorChannel
+from cortex.replica.orphan import Inheritance
+from cortex.replica.request_worker import connect_supervisor
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.worker_process import enter_project, open_metrics, report_failure
-
-#: What a server has sent before its end is passed on within this time.
-_FLUSH_S = 0.02
 
 
 def run_command_worker(
@@ -72,11 +69,7 @@ def _serve(
 ) -> int:
     file, tracing = open_metrics(spec, index), open_tracing(spec, index)
     server = CommandServer(spec, process, address, loop, shared_state, file, tracing)
-    stop = partial(server.stop, loop.stop)
-    orphan = Orphan(server, loop, inheritance, stop)
-    supervisor = SupervisorChannel(server, loop, channel, lambda catalogue: None, stop, orphan.begin)
-    outlive_supervisor()
-    supervisor.start()
+    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
     tasks = [loop.create_task(_report_end(process, server, channel, loop))]
     if spec.readiness is not None:
         tasks.append(loop.create_task(_watch(spec, server, address, channel)))
@@ -97,7 +90,7 @@ async def _report_end(
     """End this process when the command ends by itself."""
     await process.ended()
     if not server.is_stopping:
-        await asyncio.sleep(_FLUSH_S)
+        await asyncio.sleep(FLUSH_S)
         channel.send("ended", wait_status=process.wait_status)
         loop.stop()
 

@@ -30,7 +30,6 @@ from cortex.replica.grpc.context import Context
 from cortex.replica.grpc.streams import AsyncRequests, ThreadRequests
 from cortex.replica.grpc.wire import (
     HTTP_STATUSES,
-    Header,
     MessageReader,
     RpcError,
     json_messages,
@@ -39,7 +38,7 @@ from cortex.replica.grpc.wire import (
 )
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.requests.background_tasks import contain_exit
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Header
 
 if TYPE_CHECKING:
     from cortex.replica.grpc.server import GrpcServer

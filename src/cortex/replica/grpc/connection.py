@@ -6,8 +6,8 @@ import grpc
 
 from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
-from cortex.replica.grpc.wire import HTTP_STATUSES, Header, frame
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, error_body, response_head
+from cortex.replica.grpc.wire import HTTP_STATUSES, frame
+from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
 from cortex.replica.shared_state import ConnectionState
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -55,8 +55,7 @@ class GrpcConnection(StreamingConnection):
         self.begin_messages(headers)
         if self.open:
             self._set_state(ConnectionState.ANSWERING)
-            framed = frame(message)
-            self._send(b"%x\r\n%b\r\n" % (len(framed), framed))
+            self._send(framed_chunk(frame(message)))
             self._mark_whole()
 
     def end_messages(

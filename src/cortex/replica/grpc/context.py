@@ -9,7 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from cortex.replica.grpc.wire import Header, Metadata, headers_of
+from cortex.replica.grpc.wire import Metadata, headers_of
+from cortex.replica.requests.http import Header
 
 
 class AbortedError(Exception):

@@ -13,24 +13,21 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from cortex.predictor.protobuf import BoundRpc, BoundService
-from cortex.replica.applications.route_metrics import RouteRecorder
 from cortex.replica.grpc.call import Call
 from cortex.replica.grpc.connection import GrpcConnection
 from cortex.replica.grpc.services import built_in_rpcs
 from cortex.replica.grpc.trailers import CONTENT_TYPE
 from cortex.replica.grpc.wire import HTTP_STATUSES, RpcError
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
-from cortex.replica.requests.batching import ASYNC_GRACE_NS
+from cortex.replica.monitoring.route_metrics import RouteRecorder
 from cortex.replica.requests.calls import logs_hint
 from cortex.replica.requests.http import Connection, ConnectionPool
-from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.runner import Runner, blocked_grace_ns
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 
 #: Time for calls to end after their clients were answered at the end of the process.
 _END_S = 0.7
-#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
-_BLOCKED_S = 5.0
 _NS_PER_S = 1_000_000_000
 _METHOD = "POST"
 
@@ -62,11 +59,10 @@ class GrpcServer:
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent calls."""
-        self.connections.max_body_bytes = limits.max_body_bytes
-        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
-        self.grace_ns = int(min(limits.timeout_s, _BLOCKED_S) * _NS_PER_S) + ASYNC_GRACE_NS
+        self.grace_ns = blocked_grace_ns(limits.timeout_s)
 
     def set_suspects(self, groups: Mapping[str, int]) -> None:
         """Ignore the requests of batches: calls are never batched."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-Header = tuple[bytes, bytes]
+from cortex.replica.requests.http import Header
 
 CONTENT_TYPE = b"application/grpc"
 #: The gRPC status of a supervisor's response by its HTTP status: DEADLINE_EXCEEDED, else UNAVAILABLE.

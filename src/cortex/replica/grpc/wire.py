@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
+from cortex.replica.requests.http import Header
+
 Metadata = tuple[tuple[str, str | bytes], ...]
-Header = tuple[bytes, bytes]
 
 #: Compressions of the messages of clients; responses are not compressed.
 ENCODINGS = b"identity,deflate,gzip"

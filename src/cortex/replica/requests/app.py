@@ -25,13 +25,13 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.replica.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.background_tasks import BackgroundTasks
-from cortex.replica.requests.batching import ASYNC_GRACE_NS, BatchCaller, RequestBatcher, batched_method, for_one
+from cortex.replica.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.replica.requests.http import Connection, ConnectionPool, Header
 from cortex.replica.requests.inference_batching import InferenceCaller, joined_method
 from cortex.replica.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import JSON, encode_json
-from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.runner import ASYNC_GRACE_NS, Runner
 from cortex.replica.requests.streaming import ResponseStream, open_response
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Kinds of methods whose calls share the event loop.
 SHARING_LOOP = frozenset({"async", "async_generator"})
+#: Path below the endpoint, of APIs of 0.8 to 0.10.
+_SIGNATURE_PATH = b"/signature"
 _NS_PER_S = 1_000_000_000
 
 
@@ -102,8 +104,7 @@ class App:
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
-        self.connections.max_body_bytes = limits.max_body_bytes
-        self.connections.cancels_calls = limits.on_disconnect != "finish"
+        self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
 
@@ -132,7 +133,11 @@ class App:
         verb = connection.method
         method = self._methods.get(verb)
         if connection.endpoint is not None:
-            if self._predictor.request_handler is not None and verb == "GET" and _asks_for_signature(connection):
+            if (
+                self._predictor.request_handler is not None
+                and verb == "GET"
+                and connection.path_below == _SIGNATURE_PATH
+            ):
                 signature = self._predictor.request_handler.describe()
                 connection.respond(200, JSON, encode_json({"signature": signature}))
                 return
@@ -338,12 +343,6 @@ def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
     """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
     kinds = {method.kind for method in predictor.all_methods} | inference_kinds(predictor.inference_models)
     return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
-
-
-def _asks_for_signature(connection: Connection) -> bool:
-    """Return whether a request is for `<endpoint>/signature`, which APIs of 0.8 to 0.10 had."""
-    path: bytes = connection.url.partition(b"?")[0]
-    return path.removeprefix(connection.endpoint or b"") == b"/signature"
 
 
 def _respond_failed(connection: Connection, failed: FailedCall) -> None:

@@ -26,12 +26,10 @@ from cortex.replica.requests.batch_timing import BatchTiming
 from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
 from cortex.replica.requests.cancellation import CLIENTS
 from cortex.replica.requests.http import Connection
-from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.runner import ASYNC_GRACE_NS, Runner
 from cortex.replica.spec import ReplicaSpec
 
 _NS_PER_S = 1_000_000_000
-#: The supervisor's deadline of an `async def` call is this much later: the event loop cancels the call first if it can.
-ASYNC_GRACE_NS = 250_000_000
 #: Suspects of a crash are forgotten after this time, when no client waits for them any more.
 _SUSPECTS_S = 300.0
 

@@ -28,6 +28,7 @@ from cortex.replica.monitoring.request_log import REQUEST, log_id
 from cortex.replica.requests.cancellation import CLIENTS
 from cortex.replica.requests.openai_errors import openai_error_body
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
+from cortex.replica.spec import RequestLimits
 
 if TYPE_CHECKING:
     from cortex.replica.monitoring.spans import RequestSpan
@@ -46,7 +47,7 @@ JOIN_BYTES = 64 * 1024
 CLIENT_CLOSED_REQUEST = 499
 _CLOSE_REASON_BYTES = 123
 #: Statuses whose responses have no body, whatever their headers are.
-_BODILESS = frozenset({204, 304})
+BODILESS = frozenset({204, 304})
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
@@ -84,6 +85,11 @@ class ConnectionPool:
         self._is_closed = False
         self._on_release: Callable[[Connection], None] | None = None
         self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.max_body_bytes = limits.max_body_bytes
+        self.cancels_calls = limits.on_disconnect != "finish"
 
     @property
     def has_requests(self) -> bool:
@@ -250,6 +256,19 @@ class Connection:
     def body(self) -> bytes:
         """Return the complete body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def path_below(self) -> bytes:
+        """Return the path below the endpoint; empty for the endpoint itself."""
+        if self.endpoint is None:
+            return b""
+        path: bytes = self.url.partition(b"?")[0]
+        return path.removeprefix(self.endpoint.rstrip(b"/"))
+
+    @property
+    def has_openai_errors(self) -> bool:
+        """Return whether errors have OpenAI's form."""
+        return False
 
     def gateway_wait_ns(self, now_ns: int) -> int:
         """Return how long the request has been in the gateway; `now_ns` is monotonic.
@@ -498,7 +517,7 @@ class Connection:
         """Write a complete response; the connection is then ready for the next request."""
         if not self.open:
             return
-        if status in _BODILESS:
+        if status in BODILESS:
             body = b""
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
             response_head(status, media_type, headers),
@@ -516,7 +535,11 @@ class Connection:
         self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
     ) -> None:
         """Write a JSON error response, whose body also has `fields`."""
-        body = error_body(message, self.request_id.decode("latin-1"), fields)
+        request_id = self.request_id.decode("latin-1")
+        if self.has_openai_errors:
+            body = openai_error_body(status, message, request_id, fields)
+        else:
+            body = error_body(message, request_id, fields)
         self.respond(status, b"application/json", body, headers)
 
     def start_stream(
@@ -524,12 +547,12 @@ class Connection:
     ) -> None:
         """Begin a response of unknown length; its first chunk goes with its head if it is small."""
         if self.open:
-            self._close_after = status in _BODILESS  # its chunks must not be parsed as the next response
+            self._close_after = status in BODILESS  # its chunks must not be parsed as the next response
             timing = self._timing(status)
             self._set_state(ConnectionState.ANSWERING)
             head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
             if len(chunk) < JOIN_BYTES:
-                self._send(head + _framed(chunk))
+                self._send(head + framed_chunk(chunk))
             else:
                 self._send(head)
                 self.stream(chunk)
@@ -537,7 +560,7 @@ class Connection:
     def stream(self, chunk: bytes) -> None:
         """Write a chunk of a response of unknown length."""
         if self.open and chunk:
-            self._send(_framed(chunk))
+            self._send(framed_chunk(chunk))
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
@@ -683,7 +706,7 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def _framed(chunk: bytes) -> bytes:
+def framed_chunk(chunk: bytes) -> bytes:
     """Return a chunk with its size (RFC 9112, section 7.1); nothing for an empty one, which would end the body."""
     return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
 

@@ -212,8 +212,7 @@ def _signature(model: InferenceModel, route: InferenceRoute) -> ModelSignature:
 
 
 def _route(connection: Connection) -> InferenceRoute:
-    path = connection.url.partition(b"?")[0]
-    return parse_route(path.removeprefix((connection.endpoint or b"").rstrip(b"/")))
+    return parse_route(connection.path_below)
 
 
 def _splitter(connection: Connection) -> str:

@@ -16,6 +16,11 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _FIELDS = ("message", "type", "param", "code")
 
 
+def is_openai_path(path_below: bytes) -> bool:
+    """Return whether errors have this form at a path below the endpoint."""
+    return path_below == OPENAI_PATH or path_below.startswith(OPENAI_PATH + b"/")
+
+
 def openai_error_body(status: int, message: str, request_id: str, fields: Mapping[str, Any]) -> bytes:
     """Return the JSON body `{"error": {"message", "type", "param", "code"}, "request_id"}`.
 

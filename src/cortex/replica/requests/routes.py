@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from cortex.payloads.path_template import PathTemplate, canonical_path
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.bound_routes import BoundRoute
-from cortex.replica.applications.route_metrics import OTHER, RouteRecorder
 from cortex.replica.monitoring.metrics import MetricFile
+from cortex.replica.monitoring.route_metrics import OTHER, RouteRecorder
 from cortex.replica.requests.http import (
     CLIENT_CLOSED_REQUEST,
     Connection,
     ConnectionPool,
     GatewayClock,
     Header,
-    error_body,
     response_head,
 )
 from cortex.replica.requests.inference_routes import InferenceRoutes
-from cortex.replica.requests.openai_errors import OPENAI_PATH, openai_error_body
+from cortex.replica.requests.openai_errors import is_openai_path
 
 _INFERENCE_PATH = b"/v2"
 _NS_PER_S = 1_000_000_000
-_NO_FIELDS: Mapping[str, Any] = {}
 
 
 class RouteTable:
@@ -91,7 +88,7 @@ class RouteRequests:
         """Respond at once and return None, or return the method whose call answers."""
         assert isinstance(connection, RoutedConnection)
         path = connection.path_below
-        if _is_below(path, _INFERENCE_PATH):
+        if path == _INFERENCE_PATH or path.startswith(_INFERENCE_PATH + b"/"):
             return self._inference.accept(connection)
         found = self._table.find(connection.method, path.decode("latin-1"))
         if not isinstance(found, frozenset):
@@ -131,17 +128,9 @@ class RoutedConnection(Connection):
         super().__init__(sock, index, pool, clock, on_close)
 
     @property
-    def path_below(self) -> bytes:
-        """Return the path below the endpoint; empty for the endpoint itself."""
-        if self.endpoint is None:
-            return b""
-        path: bytes = self.url.partition(b"?")[0]
-        return path.removeprefix(self.endpoint.rstrip(b"/"))
-
-    @property
     def has_openai_errors(self) -> bool:
         """Return whether errors have OpenAI's form."""
-        return _is_below(self.path_below, OPENAI_PATH)
+        return is_openai_path(self.path_below)
 
     def begin(self, deadline_ns: int) -> None:
         """Mark the request as running in user code, until `deadline_ns` (monotonic)."""
@@ -161,13 +150,6 @@ class RoutedConnection(Connection):
             head = response_head(status, media_type, headers)
             self._send(b"%b%bcontent-length: %d\r\n\r\n" % (head, self._timing(status), len(body)))
             self._finish_response()
-
-    def respond_error(
-        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
-    ) -> None:
-        """Write a JSON error response."""
-        make = partial(openai_error_body, status) if self.has_openai_errors else error_body
-        self.respond(status, b"application/json", make(message, self.request_id.decode("latin-1"), fields), headers)
 
     def start_stream(
         self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
@@ -213,7 +195,3 @@ class RoutedConnection(Connection):
 def routed_connections(file: MetricFile | None) -> Callable[..., Connection]:
     """Return what a pool creates connections with."""
     return partial(RoutedConnection, RouteRecorder(file))
-
-
-def _is_below(path: bytes, prefix: bytes) -> bool:
-    return path == prefix or path.startswith(prefix + b"/")

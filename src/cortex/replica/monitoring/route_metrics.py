@@ -1,44 +1,18 @@
-"""Counts and durations of an application's requests by route template, such as `/items/{id}`.
+"""Counts and durations of requests by route: of a class with routes, of an application, or the rpcs of gRPC.
 
-Starlette, FastAPI and frameworks based on them put the route that matched into the scope. Requests of other frameworks,
-and those without a route, count as the route `other`. So do those of further routes once there are `MAX_ROUTES`: no
-client can make the number of series grow without limit.
+A route is a template such as `/items/{id}`. Requests without a known one count as the route `other`. So do those of
+further routes once there are `MAX_ROUTES`: no client can make the number of series grow without limit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from cortex.replica.applications.application_scope import Scope
 from cortex.replica.monitoring.metrics import Histogram, MetricFile, SeriesKind, series_key
-
-if TYPE_CHECKING:
-    from cortex.replica.monitoring.spans import RequestSpan
 
 MAX_ROUTES = 100
 OTHER = "other"
 #: Upper bounds of the buckets of durations, in seconds.
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET"})
-
-
-def route_template(scope: Scope, endpoint: str) -> str:
-    """Return the template of the route that handled a request, below `endpoint`; OTHER if it is unknown."""
-    route = scope.get("route")
-    path = getattr(route, "path_format", None) or getattr(route, "path", None)
-    if not isinstance(path, str):
-        return OTHER
-    # A mounted application extends the root path of the request; its own routes are below.
-    mounted = scope["root_path"].removeprefix(endpoint)
-    if getattr(route, "methods", None) is None and not hasattr(route, "endpoint"):  # the mount itself
-        return f"{mounted or path}/*"
-    return f"{mounted}{path}" or "/"
-
-
-def name_span(span: RequestSpan | None, scope: Scope, endpoint: str) -> None:
-    """Name the span of a request by the route that handles it, as soon as it responds."""
-    if span is not None and (route := route_template(scope, endpoint)) != OTHER:
-        span.set_route(endpoint + route)
 
 
 class RouteRecorder:
