@@ -17,7 +17,8 @@ import pytest
 
 from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
-from cortex.gateway.protocols import GRPC_STATUSES, Protocol
+from cortex.gateway.maps import fixed_maps
+from cortex.gateway.protocols import GRPC_STATUSES, OPENAI_MAP, Protocol
 from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, run, table, world
@@ -43,6 +44,11 @@ async def status_of(port: int, path: str, **options: Any) -> tuple[grpc.StatusCo
         except grpc.aio.AioRpcError as error:
             return error.code(), error.details() or ""
     raise AssertionError("the call succeeded")
+
+
+def test_errors_of_services_never_have_the_form_of_openai() -> None:
+    command = backend("llm", endpoint="/llm", subpaths=("/",), replica_protocol=Protocol.COMMAND)
+    assert fixed_maps(table(service(), command))[OPENAI_MAP] == {"/llm/v1/": "1"}
 
 
 def test_errors_of_the_gateway_are_statuses(home: Home) -> None:

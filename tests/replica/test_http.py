@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from email.utils import parsedate_to_datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.replica.requests.http import _date
+from cortex.replica.monitoring.metrics import RequestRecorder
+from cortex.replica.requests.http import Connection, ConnectionPool, _date
+from cortex.replica.shared_state import SharedConnectionState
 from harness.replicas.replicas import running_replica
 from harness.wait import PATIENCE_S
 
@@ -21,6 +25,32 @@ def test_dates_are_those_of_the_http_standard(second: int) -> None:
     assert line.startswith("date: ")
     assert line.endswith(" GMT\r\n")
     assert parsedate_to_datetime(line[6:].strip()).timestamp() == second
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target", "below"),
+    [
+        ("/iris", "/iris/v1/models?limit=1", b"/v1/models"),
+        ("/iris", "/iris/", b"/"),
+        ("/", "/signature", b"/signature"),
+        (None, "/iris", b""),
+    ],
+)
+def test_a_request_has_a_path_below_its_endpoint(endpoint: str | None, target: str, below: bytes) -> None:
+    loop = asyncio.new_event_loop()
+    found = loop.create_future()
+
+    def handle(connection: Connection) -> None:
+        found.set_result(connection.path_below)
+
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=100)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pool.add(theirs, 0, lambda connection: None)
+        header = f"x-cortex-endpoint: {endpoint}\r\n" if endpoint else ""
+        ours.sendall(f"GET {target} HTTP/1.1\r\n{header}\r\n".encode())
+        assert loop.run_until_complete(asyncio.wait_for(found, PATIENCE_S)) == below
+    loop.close()
 
 
 def test_connection_is_kept_alive_between_requests() -> None:

@@ -56,7 +56,7 @@ class Route:
 
 
 def route(verb: str, path: str) -> Callable[[F], F]:
-    """Let a method of a RealtimeAPI's class answer requests with `verb` at `path` below the endpoint.
+    """Route requests with `verb` at `path` below the endpoint to a method of a RealtimeAPI's class.
 
     `path` may have parameters: `/users/{id}`, `/files/{name:path}`. The method declares them as arguments. A method may
     have several routes. Raises: ValueError for a verb or path that is not supported.

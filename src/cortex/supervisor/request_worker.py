@@ -47,7 +47,7 @@ _FINISH_S = 1.0
 class RequestWorker(ProcessSlot):
     """A slot whose processes serve requests; its listeners and connections outlive them."""
 
-    exit_s = EXIT_S  #: time for the process to end, after it has been told to stop
+    exit_s = EXIT_S  #: time for the process to end, after the message `stop`
 
     def __init__(
         self,

@@ -2,6 +2,20 @@
 
 If the command ends, this process does too, so that the supervisor answers its requests with the cause and starts both
 again. The supervisor's side is `supervisor.command_worker`.
+
+    start ──> STARTING ── ready ──> READY ── stop ──> STOPPING ──> exit 0
+                 └───────> exit 1 <────┘
+
+    state      event                                                   message        next
+    STARTING   the server listens, and answers at its readiness path   ready          READY
+               it is not ready within `start_timeout`                  failed         killed, exit 1
+               the command ends                                        ended          exit 1
+    READY      a probe fails                                           -              READY, with a line in the log
+               silence for `SILENCE_S` and the timeout of the API      unresponsive   the supervisor kills both
+               the command ends                                        ended          exit 1
+               `stop`, or the last request of an orphan                -              STOPPING
+    STOPPING   SIGTERM, after `STOP_S` SIGKILL; the command ends       -              exit 0
+    any        this process is killed                                  -              the kernel kills the command
 """
 
 from __future__ import annotations

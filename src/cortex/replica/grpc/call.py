@@ -7,6 +7,26 @@
 The deadline of the client, `grpc-timeout`, is for the whole call. The timeout of the API begins when the request is
 complete; if anything is streamed, it restarts with each part. Calls on threads can't be cancelled: if they exceed the
 timeout of the API, the supervisor answers for them and ends the process; all else is enforced here.
+
+    begin ──> READING ──> RUNNING ──> ended
+                 │           └──> ABANDONED ──> ended
+                 └──> ended
+
+    state       fields                  event                                               next
+    READING                             the message is complete; at once if they stream     RUNNING
+                                        a malformed message, a deadline, the process ends   ended, with a status
+                                        the client disconnects                              ended
+    RUNNING     _is_running             the method returns or raises                        ended, with its status
+                                        a malformed message, the deadline of the client,
+                                        context.cancel(), the process ends                  ABANDONED, with a status
+                                        the timeout of the API, `async def`                 ABANDONED, with a status
+                                        the timeout of the API, on a thread                 ended by the supervisor
+                                        the client disconnects                              ABANDONED
+    ABANDONED   _is_running, is_over    the method returns or raises                        ended
+
+In ABANDONED, a task is cancelled (with `on_disconnect: finish` not for a disconnect), and the iterator of the request
+raises an exception. A call on a thread continues: its connection is closed, but its row in shared memory stays
+until it has ended, so that the supervisor still enforces its deadline.
 """
 
 from __future__ import annotations
@@ -227,7 +247,7 @@ class Call:
         self._stop(grpc.RpcError("the client has disconnected"), only_if=self._server.connections.cancels_calls)
 
     def _stop(self, error: Exception, only_if: bool = True) -> None:
-        """Let user code notice that the call is over."""
+        """Interrupt user code: its iterator raises `error`, and its task is cancelled if `only_if`."""
         if self._requests is not None:
             self._requests.end(error)
         self._has_room.set()

@@ -50,7 +50,7 @@ class Context:
         self._lock = threading.Lock()
 
     def end(self) -> list[Callable[[], Any]]:
-        """Note that the call is over; return the callbacks to run."""
+        """Mark the call as ended; return the callbacks to run."""
         with self._lock:
             self._is_active = False
             callbacks, self._callbacks = self._callbacks, []
@@ -73,22 +73,22 @@ class Context:
         self._owner.cancel()
 
     def cancelled(self) -> bool:
-        """Return whether the call is over before it has a status."""
+        """Return whether the call has ended before the method has returned."""
         return not self._is_active
 
     def done(self) -> bool:
-        """Return whether the call is over."""
+        """Return whether the call has ended."""
         return not self._is_active
 
     def add_callback(self, callback: Callable[[], Any]) -> bool:
-        """Let `callback` be called when the call is over; return False if it is over already."""
+        """Call `callback` when the call ends; return False if it has ended."""
         with self._lock:
             if self._is_active:
                 self._callbacks.append(callback)
             return self._is_active
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Let `callback` be called with this context when the call is over."""
+        """Call `callback` with this context when the call ends."""
         self.add_callback(lambda: callback(self))
 
     # Of `grpc.ServicerContext`.

@@ -56,7 +56,7 @@ class _Raw:
     """A message whose fields are read and written by their numbers; all of them are texts, bytes or messages."""
 
     class DESCRIPTOR:
-        """What calls need to know about the type of a message."""
+        """The part of a message's descriptor that calls use."""
 
         full_name = "a message of gRPC itself"
 

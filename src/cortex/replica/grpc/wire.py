@@ -1,4 +1,4 @@
-"""What gRPC sends over HTTP: messages in their frames, metadata, deadlines and statuses.
+"""The wire format of gRPC over HTTP: framed messages, metadata, deadlines and statuses.
 
 The protocol is https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. Between the gateway and a worker it is
 spoken over HTTP/1.1: the gateway converts headers, streamed bodies and trailers from and to HTTP/2. So a worker serves
