@@ -44,7 +44,9 @@ class DevTerminal:
             finally:
                 os._exit(127)
         self._has_ended = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._closing, self._close = os.pipe()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> DevTerminal:
         return self
@@ -58,6 +60,10 @@ class DevTerminal:
             for child in children:
                 with contextlib.suppress(psutil.Error):
                     child.kill()
+        # The number of a closed descriptor is soon that of another terminal, whose output the thread would take.
+        os.close(self._close)
+        self._reader.join()
+        os.close(self._closing)
         os.close(self._descriptor)
 
     @property
@@ -103,9 +109,10 @@ class DevTerminal:
     def _read(self) -> None:
         while True:
             try:
-                select.select([self._descriptor], [], [])
+                if self._closing in select.select([self._descriptor, self._closing], [], [])[0]:
+                    return
                 data = os.read(self._descriptor, 65536)
-            except (OSError, ValueError):
+            except OSError:
                 return
             if not data:
                 return
