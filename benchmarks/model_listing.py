@@ -110,7 +110,7 @@ def _agent(endpoint: str) -> Iterator[tuple[psutil.Process, Home]]:
         home.create()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         environ |= {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
-        command = [sys.executable, "-P", "-m", "cortex.models.agent", folder]
+        command = [sys.executable, "-P", "-m", "cortex.models.agent.agent", folder]
         process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
         try:
             yield psutil.Process(process.pid), home

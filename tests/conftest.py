@@ -31,20 +31,14 @@ allow_descriptors(8192)
 
 #: Files of tests/cluster that need a Ray cluster.
 _ON_RAY = re.compile(r"(^|_)ray(_|$)")
-#: A test module that uses one of these starts processes, so that `make test-fast` leaves it out.
-_STARTS_PROCESSES = (
-    "subprocess",
-    "multiprocessing",
-    "harness.cluster",
-    "harness.dev_terminal",
-    "harness.dev_terminal",
-    "harness.installations",
-    "harness.models.model_agents",
-    "harness.models.tensorflow_models",
-    "harness.jobs.job_workers",
-    "harness.replicas.reloading_replicas",
-    "harness.replicas.replicas",
-    "harness.servers",
+#: A test module that imports one of these starts processes, so that `make test-fast` leaves it out.
+_STARTS_PROCESSES = re.compile(
+    r"""^(?:from|import)\ (?:
+        subprocess | multiprocessing | harness\.
+        (?: cluster | dev_terminal | installations(?!\.example_cases) | models\.model_agents | models\.tensorflow_models
+          | jobs\.job_workers | replicas(?:\.|\ import\ )(?:reloading_)?replicas | servers )
+    )\b""",
+    re.MULTILINE | re.VERBOSE,
 )
 _SERVERS = {"postgres", "postgresql_url", "swift", "swift_server"}
 #: Modules with one of these words run in the same process of `make test`.
@@ -56,9 +50,21 @@ gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the fast loop, fail each test that starts a process."""
-    if "not processes" in config.option.markexpr:
+    """In the fast loop, fail each test that starts a process, and try fewer examples."""
+    if _is_fast(config):
         sys.addaudithook(_refuse_processes)
+    settings.load_profile("fast" if _is_fast(config) else "main")
+
+
+def _is_fast(config: pytest.Config) -> bool:
+    return "not processes" in config.option.markexpr
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the fast loop, import no module that starts processes."""
+    if _is_fast(config) and collection_path.suffix == ".py" and _starts_processes(collection_path):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -69,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "cluster" and _ON_RAY.search(item.path.stem):
             item.add_marker(pytest.mark.ray)
-        if _starts_processes(item):
+        if _starts_processes(item.path) or _uses_servers(item):
             item.add_marker(pytest.mark.processes)
     slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e"))
@@ -95,16 +101,16 @@ def _process_of(module: Path) -> str:
     return next((name for name in _SLOW_TO_START if name in text), str(module))
 
 
-def _starts_processes(item: pytest.Item) -> bool:
+@functools.cache
+def _starts_processes(module: Path) -> bool:
+    return _STARTS_PROCESSES.search(module.read_text()) is not None
+
+
+def _uses_servers(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    if _SERVERS & set(item.fixturenames) or any(isinstance(each, str) and each == "postgresql" for each in parameters):
-        return True
-    return any(_module_of(value).startswith(_STARTS_PROCESSES) for value in vars(item.module).values())
-
-
-def _module_of(value: object) -> str:
-    return str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+    on_postgresql = any(isinstance(each, str) and each == "postgresql" for each in parameters)
+    return on_postgresql or bool(_SERVERS & set(item.fixturenames))
 
 
 def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
@@ -120,8 +126,8 @@ def pytest_collection_finish() -> None:
 
 
 # The duration of one example depends on the machine.
-settings.register_profile("cortex", deadline=None)
-settings.load_profile("cortex")
+settings.register_profile("main", deadline=None, max_examples=100)
+settings.register_profile("fast", deadline=None, max_examples=20)
 
 
 @pytest.fixture

@@ -65,8 +65,41 @@ def test_an_exception_is_a_response_and_its_traceback_is_in_the_output(
     with cortex.testing.load(file) as api:
         response = api.post({})
     assert response.status == 500
-    assert "KeyError in handle_post()" in response.json()["error"]
+    assert response.json()["error"].endswith("KeyError in handle_post(); the output of the test shows the traceback")
     assert 'File "handler.py", line 4, in handle_post' in capfd.readouterr().err
+
+
+def test_requests_have_a_path_a_body_or_both(tmp_path: Path) -> None:
+    code = f"""
+import cortex
+{CLASS}
+    def handle_post(self, payload):
+        return payload
+
+    @cortex.route("POST", "/items/{{name}}")
+    def add(self, name, payload):
+        return [name, payload]
+
+    @cortex.route("DELETE", "/items/{{name}}")
+    def remove(self, name):
+        return name
+"""
+    with cortex.testing.load(write(tmp_path, code)) as api:
+        assert api.post({"x": 1}).json() == api.post(json={"x": 1}).json() == {"x": 1}
+        wanted = ["a", {"x": 1}]
+        assert api.post("/items/a", json={"x": 1}).json() == wanted
+        assert api.post("/items/a", {"x": 1}).json() == wanted
+        assert api.post({"x": 1}, path="/items/a").json() == wanted
+        assert api.post("items/a", data=b'{"x": 1}', headers={"content-type": "application/json"}).json() == wanted
+        assert api.delete("/items/a").text == "a"
+        assert api.post("text").text == "text"
+        assert [each["path"] for each in api.get("/info").json()["routes"]] == ["/items/{name}", "/items/{name}"]
+        with pytest.raises(InputError, match=r"post\('/items/a'\): write post\(path='/items/a'\) for a path"):
+            api.post("/items/a")
+        with pytest.raises(InputError, match=r"post\('/a', 1, 2\) has too many arguments; write post\(json\)"):
+            api.post("/a", 1, 2)
+        with pytest.raises(InputError, match="the path must be text such as /items, not {'x': 1}"):
+            api.post({"x": 1}, json=2)
 
 
 def test_a_payload_that_is_not_of_its_type_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ CortexError
 │   ├── DatabaseAddressError      the address, password or configuration of a database is wrong
 │   └── UsageError                invalid arguments of a command
 ├── EnvironmentBuildError         a project's dependencies cannot be installed
+├── ImageBuildError               an image cannot be built from an exported project
 ├── StorageError                  an object store or a local path cannot be read or written
 ├── UserError                     the user's code raised; carries the user's frames only
 │   └── ModelError                a model does not exist, or cannot be fetched, loaded or run
@@ -184,6 +185,12 @@ class EnvironmentBuildError(CortexError):
 
     code = "environment_build_failed"
     http_status = 400
+
+
+class ImageBuildError(CortexError):
+    """A container image cannot be built; the output of the builder precedes the message."""
+
+    code = "image_build_failed"
 
 
 class StorageError(CortexError):

@@ -8,6 +8,7 @@
             assert response.status == 200
             assert response.json() == "setosa"
 
+`api.post("/path", json=…)` and `api.get("/path")` send to a path below the endpoint.
 Requests take the path that they take in a replica: the same parser, types, errors and encodings. User code runs on the
 thread of the test, so that breakpoints and coverage work. What it prints, and its tracebacks, are the test's output.
 """
@@ -32,14 +33,15 @@ from urllib.parse import urlencode
 
 from cortex.client.packaging import find_config
 from cortex.config.schema import Api
-from cortex.dev.local_api import ApplicationApi, RequestApi, enter_environment
-from cortex.dev.project import LocalProject, spec_for_this_process
+from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
+from cortex.dev.local.project import LocalProject, spec_for_this_process
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
+from cortex.replica.spec import TEST_VARIABLE
 
 if TYPE_CHECKING:
-    from cortex.dev.local_jobs import AsyncApi, JobsApi
+    from cortex.dev.local.jobs import AsyncApi, JobsApi
 
 __all__ = ["JobOutcome", "LoadedApi", "Response", "WorkloadOutcome", "load"]
 
@@ -138,10 +140,11 @@ class LoadedApi:
         if api.kind is ApiKind.REALTIME:
             self._local = (ApplicationApi if api.is_application else RequestApi)(spec, self._loop)
         else:
-            from cortex.dev.local_jobs import AsyncApi, JobsApi  # noqa: PLC0415 - most tests run no jobs
+            from cortex.dev.local.jobs import AsyncApi, JobsApi  # noqa: PLC0415 - most tests run no jobs
 
             self._local = AsyncApi(spec) if api.kind is ApiKind.ASYNC else JobsApi(spec, api, os.environ)
         enter_environment(spec)
+        os.environ[TEST_VARIABLE] = "1"
         try:
             with self._in_project():
                 if isinstance(self._local, ApplicationApi):
@@ -187,17 +190,20 @@ class LoadedApi:
         """Send a GET request; `options` are those of `request`."""
         return self.request("GET", path, **options)
 
-    def post(self, json: Any = None, **options: Any) -> Response:
-        """Send a POST request with a JSON body; `options` are those of `request`."""
-        return self.request("POST", json=json, **options)
+    def post(self, *arguments: Any, **options: Any) -> Response:
+        """Send a POST request: `post(json)`, or `post(path, json)`; `options` are those of `request`.
 
-    def put(self, json: Any = None, **options: Any) -> Response:
-        """Send a PUT request with a JSON body."""
-        return self.request("PUT", json=json, **options)
+        A single argument is the path if the body is in `options`: `post("/texts", json={"text": "one"})`.
+        """
+        return self._request_with_body("POST", arguments, options)
 
-    def patch(self, json: Any = None, **options: Any) -> Response:
-        """Send a PATCH request with a JSON body."""
-        return self.request("PATCH", json=json, **options)
+    def put(self, *arguments: Any, **options: Any) -> Response:
+        """Send a PUT request, with the arguments of `post`."""
+        return self._request_with_body("PUT", arguments, options)
+
+    def patch(self, *arguments: Any, **options: Any) -> Response:
+        """Send a PATCH request, with the arguments of `post`."""
+        return self._request_with_body("PATCH", arguments, options)
 
     def delete(self, path: str = "", **options: Any) -> Response:
         """Send a DELETE request."""
@@ -217,10 +223,12 @@ class LoadedApi:
 
         `path` is below the endpoint, such as `/v2/models/iris/infer`; `json` is the body as JSON, `data` as it is, with
         its content type in `headers`; `params` are the query. An exception of user code is a response of status 500,
-        and its traceback is in the output.
+        and its traceback is in the output. Raises: InputError for arguments that can't be sent.
         """
         if not isinstance(self._local, RequestApi | ApplicationApi):
             raise InputError(f"{self.name} is of kind {self._api.kind}: use run_batch, run_task or run_async")
+        if not isinstance(path, str):
+            raise InputError(f"the path must be text such as /items, not {path!r}")
         body = data.encode() if isinstance(data, str) else data or b""
         sent = {name.lower(): value for name, value in (headers or {}).items()}
         if json is not None or (method in ("POST", "PUT", "PATCH") and data is None):
@@ -230,11 +238,32 @@ class LoadedApi:
         if path:
             path = f"/{path.lstrip('/')}"
             sent["x-cortex-endpoint"] = endpoint
+        if path == "/info" and isinstance(self._local, RequestApi):
+            path = ""
+            sent["x-cortex-info"] = "1"
+            del sent["x-cortex-endpoint"]
         url = (endpoint.rstrip("/") + path or "/") + (f"?{urlencode(params)}" if params else "")
         self._numbers += 1
         sent["x-cortex-request-id"] = f"{time.time_ns() // 1_000_000}-test-{self._numbers}"
         with self._in_project():
             return self._exchange(self._local, method, url, body, sent)
+
+    def _request_with_body(self, method: str, arguments: Sequence[Any], options: dict[str, Any]) -> Response:
+        """Send `(json)` or `(path, json)`; some of both may be in `options`. Raises: InputError."""
+        call = f"{method.lower()}({', '.join(map(repr, arguments))})"
+        has_body = "json" in options or "data" in options
+        wanted = f'{method.lower()}(json), or {method.lower()}("/path", json=…)'
+        if len(arguments) > 2 or (len(arguments) == 2 and has_body) or (arguments and has_body and "path" in options):
+            raise InputError(f"{call} has too many arguments; write {wanted}")
+        if len(arguments) == 2:
+            return self.request(method, arguments[0], json=arguments[1], **options)
+        if not arguments or has_body:
+            return self.request(method, *arguments, **options)
+        (json,) = arguments
+        if isinstance(json, str) and json.startswith("/") and "path" not in options:
+            name = method.lower()
+            raise InputError(f"{call}: write {name}(path={json!r}) for a path, or {name}(json={json!r}) for a body")
+        return self.request(method, json=json, **options)
 
     def _exchange(
         self, local: RequestApi | ApplicationApi, method: str, url: str, body: bytes, headers: dict[str, str]
@@ -287,7 +316,7 @@ class LoadedApi:
         return self._run_job(ApiKind.TASK, {}, config)
 
     def _run_job(self, kind: ApiKind, body: dict[str, Any], config: Mapping[str, Any] | None) -> JobOutcome:
-        from cortex.dev.local_jobs import JobsApi  # noqa: PLC0415 - as above
+        from cortex.dev.local.jobs import JobsApi  # noqa: PLC0415 - as above
 
         if not isinstance(self._local, JobsApi) or self._api.kind is not kind:
             raise InputError(f"{self.name} is of kind {self._api.kind}, not {kind}")
@@ -304,7 +333,7 @@ class LoadedApi:
         self, json: Any = None, *, data: bytes | str | None = None, content_type: str = "application/json"
     ) -> WorkloadOutcome:
         """Run a workload of an AsyncAPI: a JSON body, or `data` as it is with its content type."""
-        from cortex.dev.local_jobs import AsyncApi  # noqa: PLC0415 - as above
+        from cortex.dev.local.jobs import AsyncApi  # noqa: PLC0415 - as above
 
         if not isinstance(self._local, AsyncApi):
             raise InputError(f"{self.name} is of kind {self._api.kind}, not {ApiKind.ASYNC}")

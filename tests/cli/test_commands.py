@@ -88,6 +88,15 @@ def test_the_shown_curl_needs_no_body_if_the_method_reads_none(running: Installa
     assert json.loads(answer.stdout) == {"ok": True}
 
 
+def test_the_shown_curl_sends_an_example_of_an_annotated_payload(running: Installation, tmp_path: Path) -> None:
+    source = "class Handler:\n def __init__(self, config): ...\n def handle_post(self, payload: dict): return payload\n"
+    folder = project(tmp_path, "typed", source)
+    (folder / "sample.json").unlink()
+    lines = cortex(running.home, "deploy", folder).stdout.splitlines()
+    answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
+    assert json.loads(answer.stdout) == {}
+
+
 def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) -> None:
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 
@@ -223,6 +232,10 @@ def test_get_logs_predict_refresh_patch_and_delete(running: Installation, tmp_pa
     debugged = cortex(running.home, "predict", "whole", "-", "--debug", stdin='{"question": 1}')
     assert json.loads(debugged.stdout) == {"answer": 1}
     assert "x-cortex-request-id: " in debugged.stderr
+    below = cortex(running.home, "predict", "whole", "--path", "/a b?c=1", "--method", "put")
+    assert json.loads(below.stdout)["error"] == "no API has the path /whole/a%20b"
+    no_slash = cortex(running.home, "predict", "whole", "--path", "below")
+    assert (no_slash.returncode, "begin with a slash" in no_slash.stderr) == (2, True)
     failed = cortex(running.home, "predict", "whole", "-", stdin="{}")
     assert failed.returncode == 1
     assert "status 500" in failed.stderr
@@ -292,8 +305,8 @@ def test_a_new_project_of_each_kind_is_deployed_as_it_is(running: Installation, 
         name = f"new-{kind.removesuffix('API').lower()}"
         written = cortex(running.home, "init", name, "--kind", kind.removesuffix("API").lower(), cwd=tmp_path)
         assert written.returncode == 0, written.stderr
-        first, deploy, use = [line.strip() for line in written.stdout.splitlines() if line.startswith("  ")]
-        assert (first, deploy) == (f"cd {name}", "cortex deploy")
+        first, dev, deploy, use = [line.strip() for line in written.stdout.splitlines() if line.startswith("  ")]
+        assert (first, dev.partition("#")[0].rstrip(), deploy) == (f"cd {name}", "cortex dev", "cortex deploy")
         for command in (deploy, use):
             done = cortex(running.home, *command.split()[1:], cwd=tmp_path / name)
             assert done.returncode == 0, (command, done.stderr)
@@ -357,6 +370,22 @@ def test_check_warns_of_annotations_that_replicas_cannot_resolve(tmp_path: Path)
 
     assert checked.returncode == 0
     assert f'warning: {file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
+
+
+def test_check_with_a_sample_names_threads_that_do_not_survive_the_fork_of_preload(tmp_path: Path) -> None:
+    source = (
+        "import threading, time\nclass Handler:\n def __init__(self, config):\n"
+        "  threading.Thread(target=time.sleep, args=(600,), name='refresh', daemon=True).start()\n"
+        " def handle_post(self, payload): return 42\n"
+    )
+    folder = project(tmp_path / "p", "forked", source)
+    config = folder / "cortex.yaml"
+    config.write_text(config.read_text() + "    preload: true\n")
+
+    done = cortex(tmp_path / "home", "check", folder, "--sample", folder / "sample.json")
+
+    assert (done.returncode, done.stdout) == (0, "forked responds with status 200: 42\n")
+    assert 'forked: warning: preload: the thread "refresh"' in done.stderr
 
 
 def test_check_with_a_sample_shows_the_output_of_a_class_that_ends_its_process(tmp_path: Path) -> None:

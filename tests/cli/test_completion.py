@@ -119,6 +119,8 @@ def test_bash_completes_names_values_and_files(home: Path, program: Path, tmp_pa
 
     assert by_bash(home, program, folder, "logs", "s") == ["sum", "summary"]
     assert by_bash(home, program, folder, "deploy", "--no") == ["--no-wait"]
+    assert by_bash(home, program, folder, "down", "--") == ["--help"]
+    assert by_bash(home, program, folder, "logs", "--", "s") == ["sum", "summary"]
     assert by_bash(home, program, folder, "submit", "sum", "my") == ["my job.json"]
     assert by_bash(home, program, folder, "nope", "") == [""]
 

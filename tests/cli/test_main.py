@@ -108,7 +108,11 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["env"], "the following arguments are required: ACTION (list, configure, default, delete, rename)"),
         (["up", "--gateway-port", "70000"], "70000 is not a valid port"),
         (["deploy", "nope.yaml"], "nope.yaml: does not exist"),
-        (["deploy"], "cortex.yaml: does not exist; give the path of a configuration file or of its folder"),
+        (
+            ["deploy"],
+            "cortex.yaml: does not exist; give the path of a configuration file or of its folder; `cortex init",
+        ),
+        (["deploy", "inferense.yml"], "inferense.yml: does not exist; did you mean inference.yml?"),
         (["check", "handler.py"], "handler.py: is a Python file, not a configuration file; give the path of"),
         (["check", "."], "cortex.yaml: does not exist"),
         (["predict", "a", "nope.json"], "nope.json: can't be read"),
@@ -122,7 +126,8 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_wrong_usage_and_bad_input_exit_with_2_and_a_reason(tmp_path: Path, words: list[str], message: str) -> None:
-    (tmp_path / "handler.py").touch()
+    for name in ("handler.py", "inference.yml"):
+        (tmp_path / name).touch()
 
     done = cortex(tmp_path / "home", *words, cwd=tmp_path)
 

@@ -63,6 +63,16 @@ def test_progress_is_erased_and_shown_only_on_terminals() -> None:
     assert written(terminal) == ("done\n", "\r\x1b[Kwaiting\r\x1b[K")
 
 
+def test_the_begin_of_a_step_is_shown_everywhere_and_erased_on_terminals() -> None:
+    plain, terminal = console(), console(terminal=True)
+    for made in (plain, terminal):
+        made.begin("starting")
+        made.line("done")
+
+    assert written(plain) == ("done\n", "starting\n")
+    assert written(terminal) == ("done\n", "\r\x1b[Kstarting\r\x1b[K")
+
+
 def test_json_is_indented_and_keeps_unicode() -> None:
     made = console(terminal=True)
     made.json({"name": "Zoë", "n": [1]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ HANDLER = {"interface": "handler", "type": "python", "path": "handler.py"}
 JSON = "-H 'content-type: application/json' -d"
 
 
-def hint(folder: Path, source: str, files: tuple[str, ...] = (), **fields: Any) -> list[str]:
+def hint(
+    folder: Path,
+    source: str,
+    files: tuple[str, ...] = (),
+    describe: Callable[[], dict[str, Any]] | None = None,
+    **fields: Any,
+) -> list[str]:
     (folder / "handler.py").write_text(source)
     for name in files:
         (folder / name).write_text("{}")
     api = Api.model_validate({"name": "iris", "handler": HANDLER, **fields})
-    return sample_request({"spec": api.model_dump(mode="json"), "endpoint": URL}, folder)
+    return sample_request({"spec": api.model_dump(mode="json"), "endpoint": URL}, folder, describe=describe)
 
 
 def test_the_sample_of_the_project_is_sent(tmp_path: Path) -> None:
@@ -59,6 +66,21 @@ def test_the_signature_decides_what_is_sent(tmp_path: Path, method: str, command
     assert hint(tmp_path, f"class Handler:\n {method}") == [command]
 
 
+def test_a_payload_of_an_annotated_type_is_an_example_of_it(tmp_path: Path) -> None:
+    def document() -> dict[str, Any]:
+        schema = {"type": "object", "properties": {"age": {"type": "integer"}, "nick": {"type": "string"}}}
+        reference = {"application/json": {"schema": {"$ref": "#/components/schemas/Person"}}}
+        return {
+            "paths": {"/iris": {"put": {"requestBody": {"content": reference}}}},
+            "components": {"schemas": {"Person": {**schema, "required": ["age"]}}},
+        }
+
+    put = "class Handler:\n def handle_put(self, payload: Person): ..."
+    assert hint(tmp_path, put, describe=document) == [f"curl -X PUT {URL} {JSON} '{{\"age\": 1}}'"]
+    assert hint(tmp_path, POST, describe=dict) == hint(tmp_path, POST), "a document without the method"
+    assert hint(tmp_path, put, ("sample.json",), describe=document)[0].endswith("@" + str(tmp_path / "sample.json"))
+
+
 def test_curl_trusts_the_certificates_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "handler.py").write_text("class Handler:\n def handle_get(self): ...")
     api = Api.model_validate({"name": "iris", "handler": HANDLER}).model_dump(mode="json")
@@ -90,6 +112,13 @@ def test_routes_are_listed_and_the_sample_is_sent_only_if_a_method_answers_it(tm
 )
 def test_the_root_of_an_application_and_of_a_command_is_requested(tmp_path: Path, handler: dict[str, Any]) -> None:
     assert hint(tmp_path, POST, ("sample.json",), handler=handler) == [f"curl {URL}/"]
+
+
+def test_a_path_of_an_application_is_requested(tmp_path: Path) -> None:
+    handler = {"interface": "handler", "type": "asgi", "path": "handler.py", "app": "app"}
+    code = "@app.get('/models')\ndef models(): ..."
+    assert hint(tmp_path, code, handler=handler) == [f"curl {URL}/models"]
+    assert hint(tmp_path, code.replace("get", "post"), handler=handler) == [f"curl -X POST {URL}/models"]
 
 
 def test_a_call_of_a_grpc_api_names_a_method(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def test_shows_the_policy_unless_the_api_is_not_autoscaled() -> None:
 def test_says_how_many_replicas_have_no_room() -> None:
     api: dict[str, Any] = {"spec": {"name": "iris", "autoscaling": {"max_replicas": 8}}}
     assert (shortage_note(api), room_note(api)) == ("", "")
-    api["scaling_shortage"] = "4 replicas are wanted, but there is room for 2: a replica needs 1 cores"
-    api["room"] = {"replicas": 2, "shortage": "a replica needs 1 cores"}
+    api["scaling_shortage"] = "4 replicas are wanted, but there is room for 2: a replica needs 1 core"
+    api["room"] = {"replicas": 2, "shortage": "a replica needs 1 core"}
     assert shortage_note(api) == f"autoscaling of iris: {api['scaling_shortage']}"
-    assert room_note(api) == "autoscaling: there is room for 2 of max_replicas 8: a replica needs 1 cores"
+    assert room_note(api) == "autoscaling: there is room for 2 of max_replicas 8: a replica needs 1 core"
     api["spec"]["autoscaling"]["max_replicas"] = 100  # the default
     assert room_note(api) == ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.cli.commands import serve
+from cortex.cli.commands.projects import serve
 from cortex.cli.model_request import model_request
 from cortex.errors import InputError
 
@@ -37,6 +37,17 @@ def test_a_path_through_the_parent_folder_is_accepted(tmp_path: Path, monkeypatc
     (tmp_path / "iris.onnx").touch()
     monkeypatch.chdir(tmp_path / "project")
     assert serve._location("../iris.onnx") == str((tmp_path / "iris.onnx").resolve())
+
+
+def test_a_missing_model_is_refused_with_one_of_a_similar_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "iris.onnx").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"^irsi.onnx: no such file or folder; did you mean iris.onnx\?$"):
+        serve._location("irsi.onnx")
+    with pytest.raises(InputError, match=r"did you mean .*/iris.onnx\?$"):
+        serve._location(f"{tmp_path}/iris.onx")
+    with pytest.raises(InputError, match="no such file or folder; give the path of a model"):
+        serve._location("nowhere/model")
 
 
 @pytest.mark.parametrize(

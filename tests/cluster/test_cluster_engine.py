@@ -26,7 +26,7 @@ from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.replica.monitoring.metrics import read_folder
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.wait import PATIENCE_S

@@ -99,9 +99,27 @@ def test_all_pods_of_ray_use_the_same_token_and_image() -> None:
     accesses.append(environ(the("RayCluster")["spec"]["autoscalerOptions"]))
     token = {"secretKeyRef": {"name": "cortex-secrets", "key": "ray-token"}}
     assert all(access["RAY_AUTH_MODE"] == "token" and access["RAY_AUTH_TOKEN"] == token for access in accesses)
-    installed = re.search(r"cortex-serving\[.*\]==([0-9.]+)", (ROOT / "docs/howto/kuberay.md").read_text())
-    assert installed, "the page says which version its image has"
-    assert {pod["containers"][0]["image"] for _, pod in pods()} == {f"CHANGE-ME/cortex:{installed[1]}"}
+    built = re.search(r"--build-arg VERSION=([0-9.]+) --tag (\S+)", (ROOT / "docs/howto/kuberay.md").read_text())
+    assert built, "the page says how its image is built"
+    assert {pod["containers"][0]["image"] for _, pod in pods()} == {built[2]} == {f"CHANGE-ME/cortex:{built[1]}"}
+
+
+def test_pods_have_the_user_and_the_programs_of_the_image() -> None:
+    image = (ROOT / "deploy/docker/Dockerfile").read_text()
+    default = re.search(r"^ARG EXTRAS=(.*)$", image, re.MULTILINE)
+    assert default and default[1].split(",") == ["ray", "postgresql"]
+    for _, pod in pods():
+        user = pod["securityContext"]
+        assert f"\nUSER {user['runAsUser']}:{user['runAsGroup']}\n" in image
+
+
+@pytest.mark.heavy
+def test_the_manifest_is_valid_by_the_schemas_of_kubernetes() -> None:
+    import kubernetes_validate
+
+    for document in DOCUMENTS:
+        if document["kind"] != "RayCluster":  # not a kind of Kubernetes itself
+            kubernetes_validate.validate(document, "1.28", strict=True)
 
 
 def test_ray_has_the_tested_version_and_autoscaling() -> None:

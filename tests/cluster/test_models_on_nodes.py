@@ -19,7 +19,7 @@ from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from harness.cluster.local_nodes import LocalNode, local_nodes
 from harness.models.model_agents import RunningAgent
 from harness.servers.buckets import BUCKET

@@ -185,7 +185,7 @@ YAML_TEXT = st.one_of(
 
 
 @given(YAML_TEXT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 def test_any_text_is_parsed_or_rejected_at_a_position_inside_it(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     lines = max(len(text.replace("\r\n", "\n").splitlines()), 1)

@@ -45,6 +45,19 @@ def test_complete_files_of_every_generation_and_all_examples_are_valid(file: Pat
         assert editor_problems(file.read_bytes()) == []
 
 
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.name))
+def test_a_file_is_valid_in_the_schema_of_its_version(file: Path) -> None:
+    version = int(file.stem.partition("-")[0].removeprefix("0."))
+    generation = next(name for name in FORMS if version <= int(name.removeprefix("0.")))
+    assert is_valid(file.read_text(), generation)
+
+
+@pytest.mark.parametrize("kind", ["RealtimeAPI", "batchapi", "AsyncAPI"])
+def test_files_of_0_18_have_no_other_kinds(kind: str) -> None:
+    assert not is_valid(f"- {{name: iris, kind: {kind}, predictor: {{type: python, path: a.py}}}}", "0.18")
+    assert is_valid("- {name: iris, predictor: {type: python, path: a.py}}", "0.18")
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_files_of_the_documentation_are_valid(block: str) -> None:
     assert editor_problems(block.encode()) == []

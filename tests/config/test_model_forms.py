@@ -157,7 +157,7 @@ VALUES = st.recursive(
     type_=st.sampled_from(["python", "tensorflow", "onnx"]),
     keys=st.dictionaries(KEYS, VALUES, min_size=1, max_size=4),
 )
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_of_models_is_converted_or_rejected(
     form: str, type_: str, keys: dict[str, object], tmp_path: Path
 ) -> None:

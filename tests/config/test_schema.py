@@ -64,6 +64,7 @@ def test_defaults_match_the_documentation() -> None:
             "tensorflow_serving": None,
             "processes_per_replica": 1,
             "threads_per_process": 1,
+            "preload": False,
             "log_level": "info",
             "dependencies": {
                 "pip": "requirements.txt",
@@ -103,7 +104,7 @@ def test_defaults_match_the_documentation() -> None:
             "upscale_tolerance": 0.05,
             "target_cpu_utilization": None,
         },
-        "update_strategy": {"max_surge": "25%", "max_unavailable": "25%"},
+        "update_strategy": {"max_surge": "25%", "max_unavailable": "25%", "canary": None},
         "tracker": None,
         "readiness": None,
         "apis": None,

@@ -99,6 +99,15 @@ def test_skips_rules_about_invalid_fields(tmp_path: Path) -> None:
             "    processes_per_replica: 3\n  compute: {inf: 1}\n",
             "6:28: a.handler.processes_per_replica: 3 processes cannot share 4 NeuronCores evenly",
         ),
+        (
+            "    preload: true\n    multi_model_reloading: {path: 's3://bucket/model'}\n",
+            "6:14: a.handler.preload: cannot be used with models that cortex loads: each process loads and reloads its "
+            "own",
+        ),
+        (
+            "    preload: true\n  compute: {inf: 1}\n",
+            "6:14: a.handler.preload: cannot be used with inf: the Neuron runtime of a process does not survive a fork",
+        ),
     ],
 )
 def test_rules_between_fields(rest: str, expected: str, tmp_path: Path) -> None:
@@ -256,7 +265,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=6), max_size=4))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_document_is_accepted_or_rejected_with_positions(tmp_path: Path, document: list[dict[str, object]]) -> None:
     import json
 
@@ -291,7 +300,7 @@ def test_an_invalid_value_is_not_reported_again_at_a_default_derived_from_it(tmp
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_accepted_or_rejected(tmp_path: Path, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(path.name for path in CONFIGS.glob("*.yaml"))))
     text = (CONFIGS / name).read_text()

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cortex.config.schema import Api
-from cortex.dev.http_gateway import DevGateway, UnavailableError
-from cortex.dev.local_api import RequestApi
-from cortex.dev.project import LocalProject, spec_for_this_process
+from cortex.dev.http_gateway import DevGateway, ServedRequest, UnavailableError
+from cortex.dev.local.api import RequestApi
+from cortex.dev.local.project import LocalProject, spec_for_this_process
 from cortex.home import Home
 
 CODE = """
@@ -87,12 +87,12 @@ async def exchange(port: int, *pieces: bytes) -> bytes:
     return data
 
 
-def run(upstream: Any, *pieces: bytes) -> tuple[bytes, list[tuple[str, str, str, int]]]:
+def run(upstream: Any, *pieces: bytes) -> tuple[bytes, list[ServedRequest]]:
     """Return the responses to one connection, and what was logged."""
-    logged: list[tuple[str, str, str, int]] = []
+    logged: list[ServedRequest] = []
 
     async def main() -> bytes:
-        gateway = DevGateway(lambda api, method, path, status, seconds: logged.append((api, method, path, status)))
+        gateway = DevGateway(logged.append)
         gateway.upstreams = [upstream]
         port = await gateway.start("127.0.0.1", 0)
         try:
@@ -119,7 +119,7 @@ def test_a_request_gets_an_id_and_loses_headers_that_clients_cannot_set(upstream
     assert found["headers"]["x-forwarded-for"] == "127.0.0.1"
     assert "x-cortex-endpoint" not in found["headers"]
     assert found["headers"]["x-cortex-request-id"].encode() in head
-    assert logged == [("one", "POST", "/one", 200)]
+    assert [(each.api, each.method, each.path, each.status) for each in logged] == [("one", "POST", "/one", 200)]
 
 
 def test_chunked_bodies_streams_and_several_requests_on_a_connection(upstream: Upstream) -> None:
@@ -132,15 +132,15 @@ def test_chunked_bodies_streams_and_several_requests_on_a_connection(upstream: U
     response, logged = run(upstream, chunked, stream + b"HEAD /one HTTP/1.1\r\nhost: a\r\n" + LAST)
     assert b'"payload":[1]' in response
     assert b"0 \r\n2\r\n1 \r\n2\r\n2 \r\n0\r\n\r\nHTTP/1.1" in response
-    assert [status for *_, status in logged] == [200, 200, 200]
+    assert [each.status for each in logged] == [200, 200, 200]
 
 
 @pytest.mark.parametrize(
     ("request_line", "status", "text"),
     [
-        (b"GET /two HTTP/1.1", 404, b"no API has the path"),
-        (b"GET /one/below HTTP/1.1", 404, b"no API has the path"),
-        (b"GET /oneself HTTP/1.1", 404, b"no API has the path"),
+        (b"GET /two HTTP/1.1", 404, b"no API has the path /two; the endpoints are /one"),
+        (b"GET /one/below HTTP/1.1", 404, b"one has no path /below; below its endpoint, it has /docs, "),
+        (b"GET /oneself HTTP/1.1", 404, b"no API has the path /oneself; the endpoints are /one"),
         (b"GET /healthz HTTP/1.1", 200, b'"ok": true'),
         (b"GET /one/v2/health/live HTTP/1.1", 200, b'"live":true'),
         (b"GET /one/openapi.json HTTP/1.1", 200, b'"openapi":"3.1.0"'),
@@ -154,6 +154,37 @@ def test_paths(upstream: Upstream, request_line: bytes, status: int, text: bytes
     response, _ = run(upstream, request_line + b"\r\nhost: a\r\n" + LAST)
     assert response.startswith(b"HTTP/1.1 %d" % status)
     assert text in response
+
+
+def test_the_reasons_of_refused_requests_are_reported(upstream: Upstream) -> None:
+    bad = b"POST /one HTTP/1.1\r\nhost: a\r\n" + JSON + b"content-length: 2\r\n" + LAST + b"[1"
+    for request, status, reason in (
+        (bad, 400, "malformed JSON: "),
+        (b"PATCH /one HTTP/1.1\r\nhost: a\r\n" + LAST, 405, "PATCH is not supported by this API; it answers "),
+        (b"GET /two HTTP/1.1\r\nhost: a\r\n" + LAST, 404, "no API has the path /two; the endpoints are /one"),
+        (b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST, 200, ""),
+    ):
+        _, (served,) = run(upstream, request)
+        assert (served.status, served.reason[: len(reason)]) == (status, reason)
+        assert bool(served.reason) == bool(reason)
+
+
+def test_unknown_paths_wait_until_a_change_of_the_configuration_is_applied(upstream: Upstream) -> None:
+    async def main() -> bytes:
+        gateway = DevGateway(lambda request: None)
+        gateway.upstreams = [SimpleNamespace(api=Api.model_validate({"name": "two", "kind": "RealtimeAPI"}))]
+        port = await gateway.start("127.0.0.1", 0)
+        gateway.paths_known.clear()
+        held = asyncio.create_task(exchange(port, b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST))
+        done, _ = await asyncio.wait([held], timeout=0.1)
+        assert not done
+        gateway.upstreams = [upstream]
+        gateway.paths_known.set()
+        response = await held
+        await gateway.stop()
+        return response
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 200")
 
 
 def test_requests_are_held_and_an_api_without_a_process_says_why(upstream: Upstream) -> None:
@@ -219,7 +250,9 @@ def test_a_process_that_ends_before_it_answers_is_reported() -> None:
 
     response, logged = run(Dead(), b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST)
     assert response.startswith(b"HTTP/1.1 502")
-    assert logged == [("one", "GET", "/one", 502)]
+    assert [(each.status, each.reason) for each in logged] == [
+        (502, "the process of the API ended, or closed the connection, before it answered")
+    ]
 
 
 def test_the_api_of_a_splitter_is_drawn_by_weight(upstream: Upstream) -> None:

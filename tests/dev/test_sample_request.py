@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cortex.testing
-from cortex.dev.project import LocalProject
+from cortex.dev.local.project import LocalProject
 from cortex.dev.sample_request import curl_command, sample_body
 from cortex.payloads.signature import ApiSignature
 
@@ -49,6 +49,9 @@ def test_commands_of_other_kinds(tmp_path: Path) -> None:
     assert json.loads(shlex.split(batch)[-1])["item_list"]["items"] == [1, 2]
     app = command(tmp_path, "app = None\n", handler="type: asgi, path: a.py, app: app")
     assert app == f"curl {URL}/"
+    code = "app = None\n@app.post('/predict')\ndef predict(): ...\n"
+    app = command(tmp_path, code, handler="type: asgi, path: a.py, app: app")
+    assert app == f"curl -X POST {URL}/predict"
 
 
 def test_a_sample_of_the_project_is_sent(tmp_path: Path) -> None:

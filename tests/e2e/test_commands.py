@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -41,9 +42,14 @@ def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Ins
 @pytest.mark.long
 def test_a_replica_without_its_supervisor_is_replaced_and_leaves_no_process(cortex: Installation) -> None:
     cortex.cortex("deploy", EXAMPLES_DIR / "own-server")
-    wait_until(lambda: len(cortex.pids("own-server")) == 1)  # the test before it has updated the API
-    (replica,) = (each for each in cortex.status()["replicas"] if each["api"] == "own-server")
+
+    def only_replica() -> dict[str, Any] | None:
+        found = [each for each in cortex.status()["replicas"] if each["api"] == "own-server"]
+        return found[0] if len(found) == 1 and found[0]["pid"] else None
+
+    replica = wait_until(only_replica)  # the test before it has updated the API
+    assert replica is not None
     os.kill(replica["supervisor_pid"], signal.SIGKILL)
-    wait_until(lambda: not cortex.pids("own-server") & {None, replica["pid"]} and cortex.pids("own-server"))
+    wait_until(lambda: (now := cortex.pids("own-server")) and replica["pid"] not in now)
     wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
     wait_until(lambda: not psutil.pid_exists(replica["pid"]))

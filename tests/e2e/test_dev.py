@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -19,6 +23,7 @@ import psutil
 import pytest
 
 from harness.dev_terminal import DevTerminal
+from harness.installations.example_cases import EXAMPLES_DIR
 from harness.wait import wait_until
 
 HANDLER = """
@@ -93,6 +98,62 @@ def test_a_changed_method_is_swapped_and_a_changed_constructor_starts_a_new_proc
         _, third = call(url, {"x": 3})
         assert (third["y"], third["calls"]) == (106, 11)
         assert third["pid"] != first["pid"]
+
+
+def test_a_port_in_use_is_a_mistake_that_names_the_address_once(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "cortex.cli.main", "dev", "--port", str(port)],
+            cwd=project,
+            env={**os.environ, "CORTEX_HOME": str(project.parent / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    first, error = done.stderr.splitlines()
+    assert first == "reading cortex.yaml"
+    assert error == f"error: port {port} of 127.0.0.1 can't be used: address already in use; choose another with --port"
+
+
+def test_apis_are_added_renamed_and_removed_with_the_configuration(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        status, body = call(f"{terminal.url}/other", {"x": 3})
+        assert status == 404
+        terminal.expect("  no API has the path /other; the endpoints are /double\n")
+        assert call(f"{terminal.url}/double", [])[0] == 500
+
+        edit(project, "name: double", "name: other", "cortex.yaml")
+        terminal.expect("double  removed")
+        assert call(f"{terminal.url}/other", {"x": 3})[1]["y"] == 6
+        terminal.expect(f"other  {terminal.url}/other\n  curl ")
+        assert call(f"{terminal.url}/double", {"x": 3})[0] == 404
+
+        write(project, "cortex.yaml", CONFIG + CONFIG.replace("double", "third"))
+        terminal.expect(f"third  {terminal.url}/third\n  curl ")
+        assert call(f"{terminal.url}/third", {"x": 3})[1]["y"] == 6
+        assert call(f"{terminal.url}/other", {"x": 3})[0] == 404
+
+
+def test_a_change_ends_the_start_of_a_process_with_older_files(project: Path) -> None:
+    endless = "print('endless', flush=True)\n        while True: pass"
+    edit(project, "self.calls = 0", endless)
+    with DevTerminal(project) as terminal:
+        terminal.expect("endless\n")
+        edit(project, endless, "self.calls = 5")
+        url = f"{terminal.url}/double"
+        terminal.expect("new process (its files changed while it was loading), ready in ")
+        _, first = call(url, {"x": 1})
+        assert first["calls"] == 6
+
+        edit(project, "self.calls = 5", endless)
+        terminal.expect("endless\n", count=2)
+        write(project, "handler.py", HANDLER.replace("self.calls = 0", "self.calls = 7"))
+        terminal.expect("new process (its files changed while it was loading), ready in ", count=2)
+        _, second = call(url, {"x": 1})
+        assert second["calls"] == 8
+        assert second["pid"] != first["pid"]
 
 
 @pytest.mark.long
@@ -448,3 +509,25 @@ def test_the_outcome_of_a_sample_job_and_a_sample_workload_is_shown(tmp_path: Pa
     with DevTerminal(folder, ["--sample", str(folder / "sample.json")]) as terminal:
         terminal.expect('"status": "succeeded"')
         terminal.expect('"words": 2')
+
+
+def test_the_server_of_a_command_is_started_and_restarted_at_a_change(tmp_path: Path) -> None:
+    project = tmp_path / "own"
+    shutil.copytree(EXAMPLES_DIR / "own-server", project)
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/own-server"
+        assert f"curl {url}/\n" in terminal.text
+        assert call(f"{url}/none") == (404, {"error": "no page has the path /none"})
+        terminal.expect("  no page has the path /none")
+        pid = psutil.Process(terminal.pid).children(recursive=True)
+
+        edit(project, "no page has the path", "nothing is at", "server.py")
+        terminal.expect("own-server  new process (server.py changed), ready in ")
+        assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
+
+        edit(project, "import ", "import nothing_of_this_name, ", "server.py")
+        terminal.expect("failed to start: the command exited with code 1 before it was ready")
+        terminal.expect("ModuleNotFoundError: No module named 'nothing_of_this_name'")
+        assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
+        assert terminal.interrupt() == 0
+    assert not psutil.wait_procs(pid, timeout=5)[1]

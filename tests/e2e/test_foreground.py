@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.connections import KeptConnection
 from harness.installations.installation import CORTEX, Installation, write_project
 from harness.ports import free_port
 from harness.wait import PATIENCE_S, wait_until
@@ -90,27 +90,6 @@ class Foreground:
         return self.output.read().splitlines()
 
 
-class KeptConnection(threading.Thread):
-    """Sends one request after the other until a response closes the connection."""
-
-    def __init__(self, port: int, **payload: float) -> None:
-        super().__init__(daemon=True)
-        self.answers: list[tuple[int, str | None]] = []
-        self.body = json.dumps(payload)
-        self.connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        self.failure: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            while not self.answers or self.answers[-1][1] != "close":
-                self.connection.request("POST", "/echo", self.body, {"content-type": "application/json"})
-                response = self.connection.getresponse()
-                response.read()
-                self.answers.append((response.status, response.headers["connection"]))
-        except Exception as error:
-            self.failure = error
-
-
 @pytest.fixture
 def home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cx-") as folder:
@@ -149,7 +128,8 @@ def test_everything_runs_restarts_is_reaped_drains_and_ends(foreground: Foregrou
     wait_until(lambda: not zombies(foreground.process), message="no zombie is left")
 
     # Requests in progress, queued or on open connections get responses.
-    clients = [KeptConnection(cortex.gateway_port) for _ in range(4)] + [KeptConnection(cortex.gateway_port, s=1.5)]
+    port = cortex.gateway_port
+    clients = [*(KeptConnection(port, "/echo") for _ in range(4)), KeptConnection(port, "/echo", s=1.5)]
     for client in clients:
         client.start()
     wait_until(lambda: all(client.answers for client in clients), message="every client got a response")

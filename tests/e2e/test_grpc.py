@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,8 @@ import grpc
 import pytest
 
 from harness.installations.installation import Installation, write_project
-from harness.servers.grpc_client import NUMBERS, NumbersClient, failure, numbers_client
+from harness.installations.number_chaos import read_metrics
+from harness.servers.grpc_client import NUMBERS, NumbersClient, failure, numbers_client, stalled_call
 from harness.wait import PATIENCE_S, wait_until
 
 Code = grpc.StatusCode
@@ -118,6 +121,7 @@ CONFIG = """
       kind: RealtimeAPI
       handler: {type: python, path: on_loop.py, protobuf_path: loop.proto}
       networking: {timeout: 2s}
+      readiness: sample.json
 """
 
 
@@ -126,6 +130,14 @@ def write_numbers(folder: Path, config: str = CONFIG) -> Path:
     write_project(folder, ON_THREADS, config)
     (folder / "loop" / "handler.py").rename(folder / "on_loop.py")
     (folder / "loop" / "cortex.yaml").unlink()
+    sample = {
+        "Double": {"value": 1},
+        "Sum": [{"value": 1}],
+        "Count": {"value": 2},
+        "Echo": [],
+        "Do": {"text": "sample"},
+    }
+    (folder / "sample.json").write_text(json.dumps(sample))
     for package in ("numbers", "loop"):
         (folder / f"{package}.proto").write_text(NUMBERS.replace("PACKAGE", package))
     return folder
@@ -260,6 +272,16 @@ def _double(numbers: NumbersClient) -> int:
         return 0
 
 
+def test_clients_that_never_complete_their_message_occupy_no_thread(
+    cortex: Installation, project: Path, tmp_path: Path
+) -> None:
+    with client(cortex, tmp_path) as numbers, contextlib.ExitStack() as stack:
+        for _ in range(10):  # the API has 4 threads
+            stack.enter_context(stalled_call((cortex.host, cortex.gateway_port), "/numbers.Numbers/Double"))
+        for value in range(10):
+            assert numbers.Double(numbers.number(value), timeout=30).value == 2 * value  # less than the API's timeout
+
+
 def test_health_checks_and_reflection(cortex: Installation, project: Path, tmp_path: Path) -> None:
     from google.protobuf.descriptor_pool import DescriptorPool
     from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -271,14 +293,76 @@ def test_health_checks_and_reflection(cortex: Installation, project: Path, tmp_p
             assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == 1
         unknown = health_pb2.HealthCheckRequest(service="other.Service")
         assert failure(lambda: health.Check(unknown)).code() is Code.NOT_FOUND
-        assert failure(lambda: next(health.Watch(unknown))).code() is Code.UNIMPLEMENTED
         database = ProtoReflectionDescriptorDatabase(numbers.channel)
         assert {"loop.Numbers", "numbers.Numbers"} <= set(database.get_services())
         pool = DescriptorPool(database)
         for package in ("loop", "numbers"):
             service = pool.FindServiceByName(f"{package}.Numbers")
             assert [rpc.name for rpc in service.methods] == ["Double", "Sum", "Count", "Echo", "Do"]
+        health_service = pool.FindServiceByName("grpc.health.v1.Health")
+        assert [(rpc.name, rpc.server_streaming) for rpc in health_service.methods] == [
+            ("Check", False),
+            ("Watch", True),
+        ]
+        statuses = pool.FindMessageTypeByName("grpc.health.v1.HealthCheckResponse").fields_by_name["status"].enum_type
+        assert statuses.values_by_number[3].name == "SERVICE_UNKNOWN"
         assert pool.FindMessageTypeByName("loop.Number").fields_by_name["ballast"].number == 2
+
+
+def test_a_watch_of_the_health_sends_each_status_without_occupying_a_replica(
+    cortex: Installation, project: Path, tmp_path: Path
+) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    with client(cortex, tmp_path, "loop") as loop:
+        health = health_pb2_grpc.HealthStub(loop.channel)
+        known, unknown, every = (
+            health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("loop.Numbers", "other.Service", "")
+        )
+        assert [next(watch).status for watch in (known, unknown, every)] == [1, 3, 1]
+        more = [health.Watch(health_pb2.HealthCheckRequest(service="loop.Numbers")) for _ in range(200)]
+        assert [next(watch).status for watch in more] == [1] * 200
+        assert loop.do("x") == "x"
+        for watch in (known, unknown, every, *more):
+            watch.cancel()
+
+
+def test_calls_count_by_their_status(cortex: Installation, project: Path, tmp_path: Path) -> None:
+    def counts() -> dict[str, int]:
+        found = cortex.client.get_api("numbers")["metrics"]["requests"]
+        return {name: found[name] for name in ("2xx", "4xx", "5xx")}
+
+    before = counts()
+    with client(cortex, tmp_path) as numbers:
+        for what in ("abort", "code", "raise"):
+            failure(lambda what=what: numbers.do(what))  # type: ignore[misc]
+        last = failure(lambda: numbers.channel.unary_unary("/numbers.Numbers/Triple")(b""))
+        assert numbers.do("x") == "x"
+    expected = {"2xx": before["2xx"] + 1, "4xx": before["4xx"] + 2, "5xx": before["5xx"] + 2}
+    wait_until(lambda: counts() == expected)
+    page = read_metrics(cortex)
+    for code in ("OK", "NOT_FOUND", "FAILED_PRECONDITION", "INTERNAL"):
+        assert f'cortex_grpc_calls_total{{api="numbers",code="{code}",rpc="Do"}}' in page
+    request_id = dict(last.initial_metadata())["x-cortex-request-id"]
+    assert last.code() is Code.UNIMPLEMENTED
+    assert request_id
+
+
+def test_a_version_whose_sample_fails_does_not_serve(cortex: Installation, project: Path, tmp_path: Path) -> None:
+    sampled = CONFIG.partition("- name: loop")[0] + "  readiness: sample.json\n"
+    folder = write_numbers(tmp_path / "failing", sampled.replace("numbers", "failing"))
+    (folder / "failing.proto").write_text(NUMBERS.replace("PACKAGE", "failing"))
+    for sample, reason in (
+        ({"Do": {"text": "abort"}}, "Do ended with the status NOT_FOUND: 100 % gone: ü"),
+        ({"Do": {"text": "type"}}, "Do returned int, not failing.Text"),
+        ({"Count": {"valu": 1}}, "it is not a valid failing.Number: "),
+        ({"Other": {}}, "it must be an object with the request of one or more of Double, Sum, Count, Echo, Do"),
+    ):
+        (folder / "sample.json").write_text(json.dumps(sample))
+        failed = cortex.cortex("deploy", folder, check=False)
+        assert failed.returncode == 1
+        assert f"the readiness sample sample.json failed: {reason}" in failed.stderr
+    cortex.cortex("delete", "failing")
 
 
 def test_calls_in_json(cortex: Installation, project: Path, tmp_path: Path) -> None:

@@ -59,13 +59,24 @@ def progress(api: BatchApi, job: str, calls: int) -> None:
     api.wait_for_notes(job, "called", calls)
 
 
+def last_leased(cortex: Installation) -> int:
+    """Return the highest number of a batch that a worker holds."""
+    with closing(sqlite3.connect(cortex.home / "jobs.db")) as database:
+        (last,) = database.execute("SELECT max(last) FROM leases").fetchone()
+    return -1 if last is None else int(last)
+
+
 def test_killed_operator_costs_no_batch_an_attempt(cortex: Installation, api: BatchApi) -> None:
     operator = operator_of(cortex)
-    job = api.submit(slow_items(), workers=3)
-    progress(api, job, 20)
-    kill_operator(cortex, operator)  # at once, so that much of the job remains to be done without it
-    calls = len(api.noted(job, "called"))
-    progress(api, job, calls + 5)  # workers continue with their leased batches
+    # Each worker waits inside a batch, so that they hold leases of others when the operator ends, however late.
+    waiting = [{"do": "wait", "gate": "killed", "number": number} for number in range(60, ITEMS)]
+    job = api.submit([*slow_items(60), *waiting], workers=3)
+    api.wait_for_notes(job, "constructed", 3)
+    progress(api, job, 63)
+    wait_until(lambda: last_leased(cortex) >= 63)
+    kill_operator(cortex, operator)
+    api.open("killed")
+    progress(api, job, 64)  # workers continue with their leased batches
     refused = api.post({"workers": 1, "item_list": {"items": [1]}})
     assert refused.status == 503
     assert "operator" in refused.json["message"]

@@ -355,7 +355,7 @@ def put_files(bucket: Bucket, key: str, kind: str, number: int) -> None:
 
 def model_agent(cortex: Installation) -> int:
     """Find the process."""
-    wanted = {"cortex.models.agent", str(cortex.home)}
+    wanted = {"cortex.models.agent.agent", str(cortex.home)}
     [pid] = [
         process.pid for process in psutil.process_iter(["cmdline"]) if wanted <= set(process.info["cmdline"] or ())
     ]

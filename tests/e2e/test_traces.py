@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from harness.installations.installation import Installation, installation, write_project
@@ -101,6 +102,38 @@ def test_the_batches_of_a_job_continue_the_trace_of_its_submission(cortex: Insta
         assert (batch.parent_id, batch.attributes["cortex.job_id"]) == (CALLER, job.json["job_id"])
         assert (batch.is_error, batch.attributes.get("error.type")) == (error is not None, error)
         assert spans.wait_for(lambda span, batch=batch: span.parent_id == batch.span_id)[0].name == "during the batch"
+
+
+def test_a_call_of_grpc_is_traced_by_its_method_and_status(
+    cortex: Installation, spans: Collector, tmp_path: Path
+) -> None:
+    source = """
+        class Handler:
+            def __init__(self, config, proto_module_pb2):
+                pass
+
+            def Do(self, payload, context):
+                raise ValueError(dict(context.invocation_metadata())["traceparent"])
+    """
+    config = """
+        - {name: calls, kind: RealtimeAPI, handler: {type: python, path: handler.py, protobuf_path: calls.proto}}
+    """
+    folder = write_project(tmp_path, source, config)
+    (folder / "calls.proto").write_text(
+        'syntax = "proto3"; package calls; message Text {} service Calls { rpc Do (Text) returns (Text); }'
+    )
+    cortex.cortex("deploy", "-y", folder)
+    trace, header = traced(4)
+    with grpc.insecure_channel(f"{cortex.host}:{cortex.gateway_port}") as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/calls.Calls/Do")(b"", metadata=[("traceparent", header)])
+    found = {span.service: span for span in spans.wait_for(lambda span: span.trace_id == trace, 2)}
+    gateway, worker = found["cortex-gateway"], found["calls"]
+    assert [gateway.parent_id, worker.parent_id] == [CALLER, gateway.span_id]
+    for span, error in ((gateway, "INTERNAL"), (worker, "ValueError")):
+        assert (span.name, span.is_error) == ("calls.Calls/Do", True)
+        assert span.attributes["rpc.grpc.status_code"] == 13
+        assert span.attributes["error.type"] == error
+    wait_until(lambda: worker.span_id in "\n".join(cortex.client.api_logs("calls", tail=50)))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Every command and file of the tutorial, and of the pages for users of other systems, run as a reader runs them."""
+"""Every command and file of quickstart, tutorial and pages for users of other systems, run as a reader runs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from harness.documents.walkthrough import run
 from harness.installations.installation import ROOT, Installation
 
-PAGES = [page for folder in ("tutorial", "coming-from") for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
+FOLDERS = ("quickstart", "tutorial", "coming-from")
+PAGES = [page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
 
 
 @pytest.mark.long

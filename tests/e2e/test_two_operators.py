@@ -80,9 +80,10 @@ def test_up_fails_if_the_database_does_not_answer(tmp_path: Path) -> None:
     try:
         done = cortex.cortex("up", *ports, check=False)
         assert done.returncode == 1
-        assert done.stderr.startswith("error: the operator did not start: the database postgresql://cortex@127.0.0.1:")
-        assert "can't be reached" in done.stderr
-        assert done.stderr.count("\n") == 1
+        error = done.stderr.removeprefix("starting the operator\n")
+        assert error.startswith("error: the operator did not start: the database postgresql://cortex@127.0.0.1:")
+        assert "can't be reached" in error
+        assert error.count("\n") == 1
     finally:
         cortex.down()
 

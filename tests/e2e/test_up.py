@@ -19,6 +19,7 @@ from harness.servers.certificates import write_pair
 from harness.wait import wait_until
 
 RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
+ANNOUNCEMENT = "starting the operator\n"
 OTHER_LOOPBACK = "127.0.0.2"
 SOURCE = """
     import pathlib, time
@@ -79,7 +80,9 @@ def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex:
     assert f"started the operator at {operator} and the gateway at {gateway}" in cortex.cortex("deploy", config).stderr
     cortex.down()
     cortex.gateway_port = free_port()
-    said = cortex.cortex("up", "--host", "127.0.0.1", "--gateway-port", str(cortex.gateway_port)).stdout
+    done = cortex.cortex("up", "--host", "127.0.0.1", "--gateway-port", str(cortex.gateway_port))
+    assert done.stderr == ANNOUNCEMENT
+    said = done.stdout
     assert f"operator: http://127.0.0.1:{cortex.operator_port}\n" in said
     assert f"gateway:  http://127.0.0.1:{cortex.gateway_port}\n" in said
 
@@ -112,7 +115,7 @@ def test_an_unusable_option_is_reported_and_not_kept(
 ) -> None:
     refused = cortex.cortex("up", *mode, *ports(cortex), *flags, check=False)
     assert refused.returncode == (2 if mode else 1)
-    assert message in refused.stderr and refused.stderr.count("\n") == 1
+    assert message in refused.stderr and refused.stderr.removeprefix(ANNOUNCEMENT).count("\n") == 1
     assert not list(cortex.home.iterdir())
 
 
@@ -163,10 +166,9 @@ def test_a_certificate_is_kept_until_it_is_removed(cortex: Installation, tmp_pat
     certificate.unlink()
     refused = cortex.cortex("up", check=False)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(
-        f"error: {certificate}: the certificate can't be read (no such file or directory);"
-    )
-    assert "`cortex up --no-tls`" in refused.stderr and refused.stderr.count("\n") == 1
+    error = refused.stderr.removeprefix(ANNOUNCEMENT)
+    assert error.startswith(f"error: {certificate}: the certificate can't be read (no such file or directory);")
+    assert "`cortex up --no-tls`" in error and error.count("\n") == 1
     for flags in (["--no-tls"], []):
         assert f"operator: http://127.0.0.1:{cortex.operator_port}" in cortex.cortex("up", *flags).stdout
         cortex.down()
@@ -200,7 +202,7 @@ def test_a_home_on_ray_without_its_packages_reports_what_to_install_and_how_to_l
         refused = cortex.cortex(*command, check=False)
         assert "--engine ray needs cryptography and ray" in refused.stderr
         assert "`cortex up --engine local` switches back" in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        assert refused.stderr.removeprefix(ANNOUNCEMENT).count("\n") == 1
     assert "Traceback" not in cortex.log()
     cortex.cortex("up", "--engine", "local", *ports(cortex))
 

@@ -76,7 +76,7 @@ def test_workloads_and_predictions_are_kept(upgraded: Installation) -> None:
 def test_the_same_project_is_up_to_date(upgraded: Installation) -> None:
     project = upgraded.home / "same-project"
     shutil.copytree(OLD / "project", project)
-    before = upgraded.pids("tracked")
+    before = wait_until(lambda: upgraded.pids("tracked"))
     upgraded.cortex("deploy", project)
     assert upgraded.pids("tracked") == before, "an unchanged API keeps its replicas"
 

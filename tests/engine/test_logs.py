@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.engine.log_writer import MAX_LINE_BYTES, LogWriter
@@ -63,7 +63,6 @@ def test_a_long_line_is_split_without_delay(tmp_path: Path) -> None:
     assert "".join(texts(tmp_path)) == "x" * (2 * MAX_LINE_BYTES // 1000 * 1000)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     pieces=st.lists(
         st.one_of(st.binary(max_size=40), st.just(b"\n"), st.just(b"x" * (MAX_LINE_BYTES + 7))), max_size=20

@@ -21,6 +21,7 @@ from cortex.engine.usage import (
     usage_from_json,
     usage_to_json,
 )
+from cortex.processes.memory import MemoryUse
 from harness.replicas.fleet import READY, replica
 from harness.wait import wait_until
 
@@ -56,7 +57,9 @@ def test_counts_all_processes_below_the_supervisor_and_those_that_ended(supervis
     usage = wait_until(lambda: measured(supervisor)["a"])
     assert usage.api == "iris"
     assert usage.cpu_s >= 0.3
-    assert 64 * MIB < usage.memory_bytes < 300 * MIB
+    assert 64 * MIB < usage.memory.resident_bytes < 300 * MIB
+    assert 64 * MIB < usage.memory.private_bytes <= usage.memory.proportional_bytes <= usage.memory.resident_bytes
+    assert usage.memory.proportional_bytes == usage.memory.private_bytes + usage.memory.shared_bytes
 
 
 def test_a_replica_whose_supervisor_ended_is_left_out() -> None:
@@ -83,5 +86,8 @@ def test_gpus_without_numbers_are_left_out() -> None:
 
 
 def test_usage_survives_the_round_trip_through_json() -> None:
-    usage = {"a": ResourceUsage("iris", 1.5, 7, (GpuUsage("GPU-1", 1, 0.5),)), "b": ResourceUsage("sum", 0.0, 1)}
+    usage = {
+        "a": ResourceUsage("iris", 1.5, MemoryUse(7, 6, 5), (GpuUsage("GPU-1", 1, 0.5),)),
+        "b": ResourceUsage("sum", 0.0, MemoryUse(1)),
+    }
     assert usage_from_json(json.loads(json.dumps(usage_to_json(usage)))) == usage

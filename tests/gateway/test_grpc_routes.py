@@ -19,17 +19,18 @@ from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.maps import fixed_maps
 from cortex.gateway.protocols import GRPC_STATUSES, OPENAI_MAP, Protocol
-from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split, table_from_json, table_to_json
+from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Server, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, run, table, world
 
 Code = grpc.StatusCode
 
 
-def service(name: str = "iris", package: str = "iris", **settings: Any) -> ApiBackend:
+def service(name: str = "iris", package: str = "iris", *servers: Server, **settings: Any) -> ApiBackend:
     endpoint = f"/{package}.Handler"
     return backend(
         name,
+        *servers,
         endpoint=endpoint,
         subpaths=("/",),
         replica_protocol=Protocol.GRPC,
@@ -73,6 +74,36 @@ def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
             answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")
             assert (answer.status, answer.headers["grpc-message"]) == (503, "no replica is ready: it starts")
             assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
+
+    run(scenario())
+
+
+def test_a_watch_of_the_health_sends_later_statuses_and_ends_with_its_worker(home: Home) -> None:
+    def request(service: bytes) -> bytes:
+        return bytes((0x0A, len(service))) + service if service else b""
+
+    async def scenario() -> None:
+        async with world(home) as w, grpc.aio.insecure_channel(f"127.0.0.1:{w.port}") as channel:
+            await w.gateway.startup(table(service(), service("other", "other")))
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            named, every, unknown = (watch(request(name)) for name in (b"iris.Handler", b"", b"x" * 200))
+            assert [await each.read() for each in (named, every, unknown)] == [b"\x08\x02", b"\x08\x02", b"\x08\x03"]
+            await w.gateway.apply(table(service("iris", "iris", await w.server("p")), service("other", "other")))
+            assert [await each.read() for each in (named, every)] == [b"\x08\x01"] * 2
+            await w.gateway.apply(table(service(), service("other", "other"), backend("new")))  # a reload
+            assert isinstance(await failure_of(named), grpc.RpcError)
+            again = watch(request(b"iris.Handler"))
+            assert await again.read() == b"\x08\x02"
+            again.cancel()
+            unknown.cancel()
+
+    async def failure_of(call: Any) -> Exception | None:
+        try:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        except grpc.RpcError as error:
+            return error
+        return None
 
     run(scenario())
 

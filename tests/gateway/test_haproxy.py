@@ -9,6 +9,7 @@ import pytest
 
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
+from cortex.replica.http.connection import MAX_RESPONSE_HEADERS
 from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
 
 REQUEST_ID = re.compile(r"\d{13}-\d+-\d+")
@@ -116,6 +117,18 @@ def test_oversized_headers_are_refused(home: Home) -> None:
             assert (await ask(w.port, "/iris", long="x" * 60_000)).status == 200
             answer = await ask(w.port, "/iris", long="x" * 70_000)
             assert (answer.status, answer.json()["error"]) == (400, "bad request")
+
+    run(scenario())
+
+
+def test_requests_and_responses_may_have_a_thousand_headers(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            await w.gateway.startup(table(backend("iris", await w.server("a"))))
+            many = "&".join(f"header=x-{number}:1" for number in range(MAX_RESPONSE_HEADERS))
+            answer = await ask(w.port, f"/iris?{many}", **{f"x-{number}": "1" for number in range(900)})
+            assert (answer.status, len(answer.headers) > MAX_RESPONSE_HEADERS) == (200, True)
+            assert "x-899" in answer.json()["headers"]
 
     run(scenario())
 

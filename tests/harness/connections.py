@@ -1,8 +1,10 @@
-"""HTTP over unix sockets."""
+"""HTTP clients: over unix sockets, and over a connection that stays open."""
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -20,3 +22,30 @@ class UnixConnection(HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+class KeptConnection(threading.Thread):
+    """Sends one request after the other until a response closes the connection."""
+
+    def __init__(self, port: int, path: str, **payload: float) -> None:
+        super().__init__(daemon=True)
+        self.answers: list[tuple[int, str | None]] = []
+        self.failure: Exception | None = None
+        self._path = path
+        self._body = json.dumps(payload)
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+
+    def run(self) -> None:
+        try:
+            while not self.answers or self.answers[-1][1] != "close":
+                self.send()
+        except Exception as error:
+            self.failure = error
+
+    def send(self) -> tuple[int, bytes]:
+        """Send one request; return the status and the body of its response."""
+        self._connection.request("POST", self._path, self._body, {"content-type": "application/json"})
+        response = self._connection.getresponse()
+        body = response.read()
+        self.answers.append((response.status, response.headers["connection"]))
+        return response.status, body

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -182,7 +182,6 @@ ALL_TYPES = [
 ]
 
 
-@settings(max_examples=50)
 @given(value=ANY_JSON)
 def test_any_json_is_read_or_refused(value: Any) -> None:
     text = json.dumps(value).encode()
@@ -191,7 +190,6 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
             kind_of(annotation).from_json(value, text)
 
 
-@settings(max_examples=50)
 @given(body=st.binary() | st.text(alphabet='a1,"\n\r[]{}:', min_size=1).map(str.encode))
 def test_any_body_is_read_or_refused(body: bytes) -> None:
     for annotation, media_type in ((pd.DataFrame, ""), (pd.DataFrame, "text/csv"), (Image.Image, ""), (str, "")):

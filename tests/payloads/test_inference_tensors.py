@@ -345,7 +345,7 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value).encode()  # unlike orjson, also NaN and integers beyond 64 bits
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(HOSTILE, st.binary(max_size=40), st.sampled_from([ANY, IRIS]), st.sampled_from([None, 0, 1, "exact"]))
 def test_any_request_is_decoded_or_refused(value: Any, rest: bytes, signature: ModelSignature, length: Any) -> None:
     text = _dump(value)

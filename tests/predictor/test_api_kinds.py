@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cortex.errors import UserError
+from cortex.predictor.checks.source_checks import check_source
 from cortex.predictor.interface import ASYNC, TASK
 from cortex.predictor.loader import UserCode, import_code
-from cortex.predictor.source_checks import check_source
 from harness.models.user_project import Spec, UserProject
 
 TASK_CLASS = """

@@ -10,7 +10,7 @@ import pytest
 
 from cortex.errors import UserError
 from cortex.operator.deploy.diagnose import diagnose
-from cortex.predictor.applications import class_application, imports_gradio, module_application
+from cortex.predictor.applications import class_application, example_request, imports_gradio, module_application
 
 
 class Framework:
@@ -44,6 +44,23 @@ def test_an_application_is_served_as_it_is(found: Any) -> None:
 @pytest.mark.parametrize("found", [Framework, lambda: Framework(), with_config, lambda extra=1: Framework()])
 def test_a_factory_is_called(found: Any) -> None:
     assert isinstance(_find(found), Framework)
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        ("@app.post('/predict')\ndef f(): ...\n@app.get('/models')\nasync def g(): ...", ("GET", "/models")),
+        ("@app.get('/items/{id}')\ndef f(): ...\n@app.post('/predict')\ndef g(): ...", ("POST", "/predict")),
+        ("@app.route('/x')\ndef f(): ...", ("GET", "/x")),
+        ("@app.route('/<x>')\n@app.route('/y', methods=['POST', 'PUT'])\ndef f(): ...", ("POST", "/y")),
+        ("def make():\n @app.get('/inner')\n def f(): ...\n return app", ("GET", "/inner")),
+        ("app = Starlette(routes)", ("GET", "/")),
+        ("@cache.get(key)\ndef f(): ...\n@app.get(path)\n@app.get()\ndef g(): ...", ("GET", "/")),
+        ("def broken(", ("GET", "/")),
+    ],
+)
+def test_a_request_that_an_application_answers_is_found_in_its_decorators(code: str, request_: tuple[str, str]) -> None:
+    assert example_request(code) == request_
 
 
 def test_a_class_has_an_attribute_or_a_method() -> None:

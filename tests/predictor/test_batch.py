@@ -291,6 +291,7 @@ def test_models_are_loaded_once_for_all_jobs(load: Load, tmp_path: Path) -> None
     assert bound(code).call([1.0, 2.0], "id") == first != []
 
 
+@pytest.mark.heavy  # TensorFlow takes seconds to import
 def test_a_handler_gets_its_tensorflow_client(load: Load, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     catalogue = write_models(tmp_path / "content", {DEFAULT_MODEL: {"1": tensorflow_model(1)}})

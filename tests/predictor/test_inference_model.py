@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cortex.errors import UserError
+from cortex.predictor.checks.source_checks import check_source
 from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import GENERATIONS, HANDLE_V2
-from cortex.predictor.source_checks import check_source
 
 ROW = GENERATIONS["RealtimeAPI", "handler", "python", False]
 SIGNATURE = ROW.hooks[HANDLE_V2]

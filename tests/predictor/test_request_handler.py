@@ -19,6 +19,7 @@ from harness.models.catalogues import Files, source_of, write_models
 from harness.models.model_makers import onnx_model, tensorflow_model
 from harness.models.user_project import UserProject
 
+USES_TENSORFLOW = pytest.mark.heavy  # it takes seconds to import
 TENSORFLOW_SIGNATURE = {
     "inputs": {"x": {"dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "-1"}]}}},
     "outputs": {"y": {"dtype": "DT_FLOAT", "tensorShape": {"dim": [{"size": "-1"}]}}},
@@ -64,6 +65,7 @@ def test_functions_around_an_onnx_model_get_its_inputs_and_its_outputs(onnx: Any
     bound.close()
 
 
+@USES_TENSORFLOW
 def test_functions_around_a_tensorflow_model_get_all_of_its_signatures(tensorflow: Any) -> None:
     bound = tensorflow(SHOWS_ARGUMENTS, labels=["setosa"])
     labels, first, (prediction, of_outputs) = predict(bound, {"value": 2})
@@ -77,10 +79,8 @@ def test_functions_around_a_tensorflow_model_get_all_of_its_signatures(tensorflo
     bound.close()
 
 
-@pytest.mark.parametrize("type_", ["onnx", "tensorflow"])
-def test_the_metadata_of_0_8_and_0_9_is_the_signature(
-    project: UserProject, onnx: Any, tensorflow: Any, type_: str
-) -> None:
+@pytest.mark.parametrize("type_", ["onnx", pytest.param("tensorflow", marks=USES_TENSORFLOW)])
+def test_the_metadata_of_0_8_and_0_9_is_the_signature(request: pytest.FixtureRequest, type_: str) -> None:
     text = """
         def pre_inference(sample, metadata):
             names = metadata["serving_default"]["inputs"] if isinstance(metadata, dict) else [metadata[0].name]
@@ -90,11 +90,12 @@ def test_the_metadata_of_0_8_and_0_9_is_the_signature(
             values = prediction["y"] if isinstance(prediction, dict) else prediction[0]
             return [float(value) for value in values]
     """
-    bound = {"onnx": onnx, "tensorflow": tensorflow}[type_](text, interface="older_request_handler")
+    bound = request.getfixturevalue(type_)(text, interface="older_request_handler")
     assert predict(bound, [1, 2.5]) == [11, 12.5]
     bound.close()
 
 
+@USES_TENSORFLOW
 def test_a_model_without_functions_gets_the_sample_and_answers_as_is(onnx: Any, tensorflow: Any) -> None:
     for load_model, expected in ((onnx, [[11, 12]]), (tensorflow, {"y": [11, 12]})):
         bound = load_model(None)
@@ -104,6 +105,7 @@ def test_a_model_without_functions_gets_the_sample_and_answers_as_is(onnx: Any, 
         bound.close()
 
 
+@USES_TENSORFLOW
 def test_a_zip_archive_may_hold_the_model(project: UserProject) -> None:
     files = io.BytesIO()
     with zipfile.ZipFile(files, "w") as archive:
@@ -137,6 +139,7 @@ def test_the_sample_is_none_if_the_request_has_no_json(onnx: Any) -> None:
     bound.close()
 
 
+@USES_TENSORFLOW
 def test_a_sample_that_the_model_rejects_is_the_mistake_of_the_caller(onnx: Any, tensorflow: Any) -> None:
     cases = [
         (
@@ -183,6 +186,7 @@ def test_each_step_can_be_traced(onnx: Any) -> None:
     bound.close()
 
 
+@USES_TENSORFLOW
 def test_a_get_describes_the_inputs(onnx: Any, tensorflow: Any) -> None:
     message = "make a prediction by sending a post request to this endpoint with a json sample"
     for load_model, shape in ((onnx, ["n"]), (tensorflow, [-1])):

@@ -153,7 +153,7 @@ def test_concurrent_unpacking_of_the_same_archive_succeeds(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(name=st.text(st.sampled_from("./\\a\0é:~ "), min_size=1, max_size=8), directory=st.booleans())
 def test_no_name_escapes_the_destination(tmp_path_factory: pytest.TempPathFactory, name: str, directory: bool) -> None:
     folder = tmp_path_factory.mktemp("door")
@@ -164,7 +164,7 @@ def test_no_name_escapes_the_destination(tmp_path_factory: pytest.TempPathFactor
     assert all(path.is_relative_to(folder / "in" / "x") for path in written)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data())
 def test_damaged_archives_are_rejected_or_unpacked_without_a_crash(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -85,7 +85,7 @@ def by_bash(folder: Path, text: str) -> dict[str, str] | None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     text=st.lists(
         st.sampled_from([*"AB==  \n\n'\"\\$$#~x:/;{}", "A=", "\nB=", "$A", "${A}", "export "]), max_size=14

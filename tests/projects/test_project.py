@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import ConfigError, InputError
@@ -278,7 +278,6 @@ names = st.text(
 ).filter(lambda name: name not in (".", "..", "cortex.yaml"))
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.dictionaries(
         st.lists(names, min_size=1, max_size=3).map("/".join), st.tuples(st.binary(max_size=300), st.booleans())

@@ -8,7 +8,8 @@ from sqlalchemy import Engine
 
 from cortex.config.schema import Api
 from cortex.state.database import Where, open_state
-from cortex.state.queries.apis import ApiChange, ApiStore, StoredFailure, Target
+from cortex.state.queries.apis import ApiChange, ApiStore, StoredFailure
+from cortex.state.revision import Target
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Open = Callable[[], ApiStore]

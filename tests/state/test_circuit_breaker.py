@@ -11,7 +11,8 @@ import pytest
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
 from cortex.state.database import open_state
-from cortex.state.queries.apis import WRITE_S, ApiChange, ApiStore, Target
+from cortex.state.queries.apis import WRITE_S, ApiChange, ApiStore
+from cortex.state.revision import Target
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 

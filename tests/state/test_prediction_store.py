@@ -10,8 +10,9 @@ from sqlalchemy import Engine
 
 from cortex.config.schema import Api
 from cortex.state.database import Where, open_state
-from cortex.state.queries.apis import ApiChange, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
+from cortex.state.revision import Target
 
 NUMBERS = "regression"
 

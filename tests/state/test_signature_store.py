@@ -7,9 +7,10 @@ from sqlalchemy import Engine
 
 from cortex.config.schema import Api
 from cortex.state.database import Where, open_state
-from cortex.state.queries.apis import ApiChange, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.history import KEPT_ENTRIES
 from cortex.state.queries.signatures import SignatureStore
+from cortex.state.revision import Target
 
 SPEC = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "handler.py"}})
 

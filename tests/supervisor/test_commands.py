@@ -15,9 +15,9 @@ import pytest
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.supervisor.command_worker import error_line
 from harness.replicas.applications import FROM_GATEWAY
-from harness.replicas.commands import ON_PORT, ON_SOCKET, running_command
+from harness.replicas.commands import ON_PORT, ON_SOCKET, SERVER, running_command
 from harness.replicas.replicas import Answer, Replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 OF_GATEWAY = FROM_GATEWAY | {"x-cortex-endpoint": "/own"}
 
@@ -80,6 +80,8 @@ def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, .
         assert (head.status, head.body) == (200, b"")
         assert int(head.headers["content-length"]) > 0
         assert ask(replica, "/hang-up").status == 502
+        many = ask(replica, "/headers", body=b"1001")
+        assert (many.status, "headers; the gateway passes on up to 1000" in many.json["error"]) == (502, True)
         large = os.urandom(3_000_000).hex().encode()
         assert len(ask(replica, "/x", body=large).json["body"]) == len(large)
         assert "o arguments" in replica.log()
@@ -200,6 +202,23 @@ def test_a_command_that_listens_elsewhere_fails_with_the_address() -> None:
         assert "it listens at 127.0.0.1:" in failure.message
 
 
+def test_a_command_that_listens_elsewhere_says_so_while_it_is_waited_for() -> None:
+    source = """
+        import os, socket, sys, time
+        sock = socket.create_server(("127.0.0.1", 0))
+        while not os.path.exists(os.environ["SHARED_FOLDER"] + "/go"):
+            time.sleep(0.01)
+        right = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+        time.sleep(600)
+    """
+    with running_command(source=source) as replica:
+        waits_for = wait_until(lambda: replica.status().processes[0].waits_for, PATIENCE_S)
+        assert waits_for.startswith("the command is not ready: it listens neither at the port $PORT")
+        assert "it listens at 127.0.0.1:" in waits_for
+        (Path(replica.spec.run_dir) / "go").touch()
+        assert not replica.wait_ready().processes[0].waits_for
+
+
 def test_requests_are_finished_before_a_command_is_stopped(tmp_path: Path) -> None:
     with running_command() as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
@@ -251,6 +270,57 @@ def test_no_process_of_a_command_outlives_its_supervisor_for_long() -> None:
         assert asked.result().body == b"slept"
         wait_until(lambda: not runs(pid))
         wait_until(lambda: not runs(child))
+
+
+#: A server whose child leaves the session, ignores SIGTERM, and writes its pid.
+DAEMONISES = """
+    import os, signal, sys, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("daemon", os.getpid(), flush=True)
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def daemons(replica: Replica, count: int) -> list[int]:
+    """Return the pids that the daemons have written, once there are `count`."""
+    found: list[int] = []
+
+    def has_enough() -> bool:
+        found[:] = [int(line.split("daemon ")[1]) for line in replica.log().splitlines() if "o daemon " in line]
+        return len(found) >= count
+
+    wait_until(has_enough, message=replica.log())
+    return found
+
+
+def test_a_command_that_daemonises_leaves_no_process_behind() -> None:
+    with running_command(source=DAEMONISES) as replica:
+        found = daemons(replica, 2)  # the second start
+        wait_until(lambda: not any(map(runs, found)))
+        failure = replica.status().processes[0].failure
+        assert failure is not None
+        assert failure.message.endswith("before it was ready: it must run in the foreground")
+
+
+@pytest.mark.parametrize("victim", ["command", "proxy", "replica"])
+def test_daemons_of_a_command_end_with_it(victim: str) -> None:
+    source = DAEMONISES + SERVER
+    with running_command(source=source) as replica:
+        replica.wait_ready()
+        (daemon,) = daemons(replica, 1)
+        assert psutil.Process(daemon).parent() == psutil.Process(replica.pid).parent()
+        if victim == "command":
+            os.kill(replica.pid, signal.SIGKILL)
+        elif victim == "proxy":
+            os.kill(psutil.Process(replica.pid).ppid(), signal.SIGKILL)
+        else:
+            replica.command(command="stop", drain_s=1)
+        wait_until(lambda: not runs(daemon))
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -38,3 +39,30 @@ def test_requests_that_no_worker_will_rerun_get_503() -> None:
     table.close_all()
     theirs.close()
     _peer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "endpoint", "may_have", "is_typed"),
+    [
+        ("/llm/v1/models?a=1", "/llm", True, True),
+        ("/v1", "/", True, True),
+        ("/llm/v10", "/llm", True, False),
+        ("/llm/v1", None, True, False),  # the endpoint itself
+        ("/llm/v1/models", "/llm", False, False),  # an application
+    ],
+)
+def test_unread_requests_below_v1_get_errors_of_openai_s_form(
+    target: str, endpoint: str | None, may_have: bool, is_typed: bool
+) -> None:
+    table = ConnectionTable(lambda status: None, may_have_openai_errors=may_have)
+    ours, theirs = socket.socketpair()
+    table.add(ours)
+    field = f"x-cortex-endpoint: {endpoint}\r\n" if endpoint is not None else ""
+    theirs.sendall(f"POST {target} HTTP/1.1\r\n{field}content-length: 2\r\n\r\n42".encode())
+    table.answer_waiting("it starts")
+    error = json.loads(theirs.recv(4096).partition(b"\r\n\r\n")[2])["error"]
+    message = "no replica is ready: it starts"
+    typed = {"message": message, "type": "server_error", "param": None, "code": None}
+    assert error == (typed if is_typed else message)
+    table.close_all()
+    theirs.close()

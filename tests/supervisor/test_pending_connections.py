@@ -131,7 +131,7 @@ def test_any_complete_head_is_admitted_without_a_secret() -> None:
 
 
 @given(st.binary(max_size=2000) | st.binary(max_size=500).map(lambda data: b"GET / HTTP/1.1\r\n" + data + b"\r\n\r\n"))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings().max_examples)
 def test_no_other_data_is_admitted(data: bytes) -> None:
     assert check_head(data, SECRET.encode()) is not Verdict.ADMITTED or b"5ec2e7" in data
 

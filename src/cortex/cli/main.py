@@ -20,34 +20,47 @@ from cortex.cli.session import Session
 from cortex.errors import CortexError, NotFoundError, UsageError
 from cortex.home import Home
 
-COMMANDS = {
-    "init": "write a new project",
-    "dev": "serve a project in this terminal, and reload it when its files change",
-    "deploy": "deploy the APIs of a configuration file and wait until they are live",
-    "serve": "serve a model without code: detect its format and deploy it",
-    "check": "find all mistakes in a project before deploying it",
-    "simulate": "simulate the autoscaling of an API under recorded or synthetic traffic",
-    "get": "show all APIs, one API with its jobs, or one job",
-    "logs": "show the logs of an API's replicas or of a job's workers",
-    "predict": "send one request to an API",
-    "feedback": "send the true values of predictions that an API made",
-    "submit": "submit a job to an API",
-    "refresh": "replace all replicas of an API by new ones",
-    "history": "list the revisions of an API",
-    "rollback": "deploy an earlier revision of an API again",
-    "patch": "change the configuration of deployed APIs without changing their code",
-    "delete": "delete an API, or stop a job",
-    "up": "start the operator and the gateway of this machine",
-    "down": "stop the operator, the gateway and all replicas of this machine",
-    "status": "show the running processes of this machine",
-    "keys": "create, list and revoke API keys",
-    "tokens": "create, list and revoke operator tokens",
-    "audit": "show who changed what, and when",
-    "env": "manage environments: names for operators",
-    "schema": "print the JSON Schema of cortex.yaml for editors",
-    "version": "show the version",
-    "completion": "print a completion script for a shell",
+#: Packages of `cli/commands`, whose modules have the names of their commands. "" is `cli/commands` itself.
+_PACKAGES = {
+    "projects": {
+        "init": "write a new project",
+        "dev": "serve a project in this terminal, and reload it when its files change",
+        "deploy": "deploy the APIs of a configuration file and wait until they are live",
+        "serve": "serve a model without code: detect its format and deploy it",
+        "check": "find all mistakes in a project before deploying it",
+        "export": "write a project as the build context of a container image, or print its manifest for Kubernetes",
+        "simulate": "simulate the autoscaling of an API, or a canary, under recorded or synthetic traffic",
+    },
+    "apis": {
+        "get": "show all APIs, one API with its jobs, or one job",
+        "logs": "show the logs of an API's replicas or of a job's workers",
+        "predict": "send one request to an API",
+        "feedback": "send the true values of predictions that an API made",
+        "submit": "submit a job to an API",
+        "refresh": "replace all replicas of an API by new ones",
+        "history": "list the revisions of an API",
+        "promote": "let an API's newest revision replace the old one before its trial as a canary ends",
+        "rollback": "deploy an earlier revision of an API again",
+        "patch": "change the configuration of deployed APIs without changing their code",
+        "delete": "delete an API, or stop a job",
+    },
+    "installation": {
+        "up": "start the operator and the gateway of this machine",
+        "down": "stop the operator, the gateway and all replicas of this machine",
+        "dashboard": "open the dashboard of an operator in a browser",
+        "status": "show the running processes of this machine",
+        "keys": "create, list and revoke API keys",
+        "tokens": "create, list and revoke operator tokens",
+        "audit": "show who changed what, and when",
+        "env": "manage environments: names for operators",
+    },
+    "": {
+        "schema": "print the JSON Schema of cortex.yaml for editors",
+        "version": "show the version",
+        "completion": "print a completion script for a shell",
+    },
 }
+COMMANDS = {name: text for commands in _PACKAGES.values() for name, text in commands.items()}
 
 #: Names of commands in other tools.
 _OTHER_NAMES = {
@@ -57,6 +70,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("remove", "rm", "undeploy"), "delete"),
     **dict.fromkeys(("validate", "lint"), "check"),
     **dict.fromkeys(("undo", "revert"), "rollback"),
+    **dict.fromkeys(("build", "dockerize", "containerize"), "export"),
     "curl": "predict",
     "start": "up",
     "stop": "down",
@@ -86,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command_parser(name: str) -> Parser:
     """Return the argument parser of a command."""
-    return _parser(name, _load(name))
+    return _parser(name, load_command(name))
 
 
 def _run(words: list[str], console: Console) -> int:
@@ -100,7 +114,7 @@ def _run(words: list[str], console: Console) -> int:
         name = "version" if words[0] in ("-v", "--version") else words[0]
         if name not in COMMANDS:
             raise UsageError(_unknown(name))
-        module = _load(name)
+        module = load_command(name)
         parsed = _parser(name, module).parse_args(words[1:])
         session = Session(home, os.environ, console)
         try:
@@ -122,8 +136,10 @@ def _run(words: list[str], console: Console) -> int:
         console.clear_progress()
 
 
-def _load(name: str) -> ModuleType:
-    return importlib.import_module(f"cortex.cli.commands.{name}")
+def load_command(name: str) -> ModuleType:
+    """Import the module of a command."""
+    package = next(package for package, commands in _PACKAGES.items() if name in commands)
+    return importlib.import_module(".".join(filter(None, ("cortex.cli.commands", package, name))))
 
 
 def _parser(name: str, module: ModuleType) -> Parser:

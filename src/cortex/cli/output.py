@@ -111,6 +111,13 @@ class Console:
             self.err.write(_CLEAR_LINE + text[: _width(self.err)])
             self.err.flush()
 
+    def begin(self, text: str) -> None:
+        """Announce a step that may take seconds: with a progress line on a terminal, otherwise with a line."""
+        if self.err_is_terminal:
+            self.progress(text)
+        else:
+            self.note(text)
+
     def clear_progress(self) -> None:
         """Clear the progress line."""
         if self._shows_progress:

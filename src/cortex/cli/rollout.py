@@ -13,7 +13,7 @@ from cortex.errors import NotFoundError
 
 #: Long polls are short on a terminal, where each updates the progress line, and longer elsewhere.
 _PROGRESS_S = 0.5
-_POLL_S = 30.0
+_POLL_S = 5.0
 #: A progress line names the logs after this time: what a process waits for is there.
 _LOGS_AFTER_S = 10.0
 
@@ -50,6 +50,7 @@ def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
     """Show the progress of an API until it is live or has failed; return None if it was deleted in the meantime."""
     began = time.monotonic()
     poll_s = _PROGRESS_S if session.console.err_is_terminal else _POLL_S
+    waits_for = ""
     while True:
         try:
             api = client.wait_api(name, poll_s)
@@ -58,6 +59,9 @@ def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
         code, seconds = api["status"]["status_code"], time.monotonic() - began
         if code != "updating":
             return UpdateOutcome(api, code == "live", seconds)
+        if (reason := api["status"].get("waits_for", "")) and reason != waits_for:
+            session.console.note(f"{name}: {reason}")
+            waits_for = reason
         session.console.progress(progress_line(name, api["status"], seconds))
 
 

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from cortex.predictor.applications import APPLICATION_TYPES
+from cortex.payloads.openapi.schemas import example_of
+from cortex.predictor.applications import APPLICATION_TYPES, example_request
+from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
+from cortex.predictor.checks.source_checks import class_routes
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.request_arguments import RequestArguments, request_arguments
 from cortex.predictor.routes import Route
-from cortex.predictor.source_checks import class_routes
 
 _SAMPLE_NAME = "sample.json"
+_JSON_HEADER = "-H 'content-type: application/json'"
 _MAX_ROUTES = 10
 #: Assumed if the user's method can't be read.
 _DEFAULT = RequestArguments("POST", ())
 
 
-def sample_request(api: dict[str, Any], folder: Path, ca_file: str = "") -> list[str]:
-    """Return the lines that say how to call an API whose project is `folder`; `ca_file` has the CAs to trust."""
+def sample_request(
+    api: dict[str, Any], folder: Path, ca_file: str = "", describe: Callable[[], dict[str, Any]] | None = None
+) -> list[str]:
+    """Return the lines that say how to call an API whose project is `folder`.
+
+    `ca_file` has the CAs to trust. `describe` fetches the OpenAPI document of the API; it is called if the project has
+    no sample.
+    """
     spec = api["spec"]
     certificates = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
     key = ' -H "X-API-Key: $CORTEX_API_KEY"' if spec.get("networking", {}).get("auth") == "api_key" else ""
     url = f"{certificates} {shlex.quote(api['endpoint'])}{key}"
     handler = spec.get("handler") or {}
     if handler.get("type") in (*APPLICATION_TYPES, "command"):  # each decides for itself which paths it answers
-        return [f"curl{certificates} {shlex.quote(api['endpoint'].rstrip('/') + '/')}{key}"]
+        text = _source(spec, folder) if handler["type"] in APPLICATION_TYPES else None
+        verb, path = example_request(text or "")
+        target = shlex.quote(api["endpoint"].rstrip("/") + path)
+        return [f"curl{certificates}{'' if verb == 'GET' else f' -X {verb}'} {target}{key}"]
     if handler.get("protobuf_path"):
         return [
             f"cortex predict {spec['name']} FILE.json --method METHOD",
@@ -41,16 +53,28 @@ def sample_request(api: dict[str, Any], folder: Path, ca_file: str = "") -> list
         shown.append(f"and {len(routes) - _MAX_ROUTES} more routes")
     if routes and plain is None:  # nothing answers at the endpoint
         return shown
-    return [*_endpoint_request(spec, folder, url, plain or _DEFAULT), *shown]
+    method, sample = plain or _DEFAULT, _sample(spec, folder)
+    if sample is None and method.payload_keys is not None and not method.query_keys and describe is not None:
+        payload = _example(describe(), urlsplit(api["endpoint"]).path, method.verb)
+        if payload is not None:
+            body = shlex.quote(json.dumps(payload))
+            return [f"curl{_verb(method, default='POST')}{url} {_JSON_HEADER} -d {body}", *shown]
+    return [*_endpoint_request(spec, sample, url, method), *shown]
 
 
-def _endpoint_request(spec: dict[str, Any], folder: Path, url: str, method: RequestArguments) -> list[str]:
-    sample = _sample(spec, folder)
+def _example(document: dict[str, Any], path: str, verb: str) -> Any:
+    """Return an example of the JSON payload of a method; None if its type is not annotated."""
+    operation = document.get("paths", {}).get(path, {}).get(verb.lower(), {})
+    schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    return example_of(schema, document.get("components", {}).get("schemas", {}))
+
+
+def _endpoint_request(spec: dict[str, Any], sample: Path | None, url: str, method: RequestArguments) -> list[str]:
     if method.payload_keys is None and not method.query_keys:
         return [f"curl{_verb(method, default='GET')}{url}"]
     if sample is not None and not method.query_keys:
         body = shlex.quote(f"@{sample}")
-        return [f"curl{_verb(method, default='POST')}{url} -H 'content-type: application/json' -d {body}"]
+        return [f"curl{_verb(method, default='POST')}{url} {_JSON_HEADER} -d {body}"]
     if method.query_keys or method.verb != "POST":
         return [f"send {method.verb} with {' and '.join(_parts(method))}"]
     file, body = ("FILE.json", _parts(method)[0]) if method.payload_keys else ("FILE", "the body, for example JSON")

@@ -27,9 +27,10 @@ from cortex.operator.deploy.diagnose import Diagnosis
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.archive import unpack
 from cortex.projects.project import pack
+from cortex.replica.forks.fork_safety import FINDING
 from cortex.replica.requests.calls import logs_hint
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 _PROJECT = "project"
@@ -61,6 +62,7 @@ class SampleResult:
     status: int
     body: str
     log: tuple[str, ...]  #: with the tracebacks of the user's code
+    findings: tuple[str, ...] = ()  #: what does not survive the fork of `handler.preload`
 
 
 def run_sample(
@@ -111,7 +113,8 @@ async def _run_one(
     answer = await asyncio.to_thread(_send, spec, body, content_type)
     # The log is in the temporary home, where `cortex logs` does not look.
     text = answer.body.decode(errors="replace").rstrip().replace(logs_hint(api.name), "")
-    return SampleResult(api.name, answer.status, text, await _complete_log(engine, home, spec))
+    log = await _complete_log(engine, home, spec)
+    return SampleResult(api.name, answer.status, text, log, tuple(line for line in log if line.startswith(FINDING)))
 
 
 def _failure(process: ProcessStatus) -> StartFailure | None:

@@ -60,7 +60,8 @@ class Session:
         """Start the operator of the local environment."""
         from cortex.client.local_operator import ListenOptions, start  # noqa: PLC0415 - only without an operator
 
-        self.console.progress("starting the operator")
+        self.home.prepare()
+        self.console.begin("starting the operator")
         operator, is_new = start(self.home, ListenOptions())
         if is_new:
             self.console.note(f"started the operator at {operator.url} and the gateway at {operator.gateway_url}")

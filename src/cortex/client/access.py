@@ -1,4 +1,4 @@
-"""Methods of the client for API keys, operator tokens and the audit log."""
+"""Methods of the client for API keys, operator tokens, the audit log and the dashboard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cortex.client.environments import Environment
 
 
 class AccessClient:
-    """Base class of `Client` with the methods for API keys, operator tokens and the audit log."""
+    """Base class of `Client` with the methods for API keys, operator tokens, the audit log and the dashboard."""
 
     environment: Environment
 
@@ -76,3 +76,13 @@ class AccessClient:
         query = {"api": api, "since": since and since.astimezone().isoformat(), "limit": limit}
         result: list[dict[str, Any]] = self.environment.connect().call("GET", "/v1/audit", query=query)
         return result
+
+    # The dashboard.
+
+    def create_dashboard_url(self) -> str:
+        """Return a URL of the operator's dashboard that signs one browser in, once and within a minute.
+
+        The browser may then do what the token of this environment permits.
+        """
+        transport = self.environment.connect()
+        return f"{transport.url}{transport.call('POST', '/v1/dashboard/codes')['path']}"

@@ -201,6 +201,14 @@ class Client(JobClient, AccessClient):
         result: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
         return result
 
+    def promote(self, api: str) -> dict[str, Any]:
+        """Let the newest revision of an API replace the old one before its trial as a canary ends.
+
+        Raises: NotFoundError; ConflictError if no revision is tried.
+        """
+        result: dict[str, Any] = self._call("POST", f"{api_path(api)}/promote")
+        return result
+
     def history(self, api: str) -> list[dict[str, Any]]:
         """Return the revisions of an API, the newest first, with `number`, `deployed_at`, `deployed_by` and `changes`.
 
@@ -403,13 +411,18 @@ def open_api(
     query: dict[str, Any] | None = None,
     api_key: str | None = None,
     trust: Trust = SYSTEM_TRUST,
+    verb: str | None = None,
 ) -> tuple[HTTPConnection, HTTPResponse]:
-    """Like `call_api`, but return the connection, which the caller must close, and the response before its body."""
+    """Like `call_api`, but return the connection, which the caller must close, and the response before its body.
+
+    Without `verb`, it is POST with a body, else GET.
+    """
     url = endpoint + encode_query(query)
     try:
         headers = {"content-type": content_type} if body is not None else {}
         headers |= {"x-api-key": api_key} if api_key else {}
-        return open_response("GET" if body is None else "POST", url, body, headers, _PREDICT_TIMEOUT_S, trust)
+        verb = verb or ("GET" if body is None else "POST")
+        return open_response(verb, url, body, headers, _PREDICT_TIMEOUT_S, trust)
     except ssl.SSLError as error:
         raise CortexError(f"{endpoint}: {describe_tls_error(error)}") from None
     except (OSError, HTTPException) as error:

@@ -32,10 +32,22 @@ def find_config(path: Path) -> Path:
     file = path / DEFAULT_CONFIG if path.is_dir() else path
     fix = "give the path of a configuration file or of its folder"
     if not file.is_file():
-        raise InputError(f"{file}: does not exist; {fix}")
+        raise InputError(f"{file}: does not exist; {_similar(file) or fix}")
     if file.suffix == ".py":  # a typical mistake, for which a YAML error would be misleading
         raise InputError(f"{file}: is a Python file, not a configuration file; {fix}")
     return file
+
+
+def _similar(file: Path) -> str:
+    """Return a suggestion for a file that does not exist; "" if there is none."""
+    import difflib  # noqa: PLC0415 - only for this error
+
+    beside = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
+    if guesses := difflib.get_close_matches(file.name, beside, n=1, cutoff=0.7):
+        return f"did you mean {file.with_name(guesses[0])}?"
+    if file.name == DEFAULT_CONFIG:
+        return "give the path of a configuration file or of its folder; `cortex init` writes one"
+    return ""
 
 
 def read_config(config_file: Path) -> bytes:

@@ -57,6 +57,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "handler.processes_per_replica": "processes per replica, each with its own object of the class",
         "handler.threads_per_process": "simultaneous calls per process; `async def` methods need only one",
+        "handler.preload": (
+            "the class is constructed once per replica, and its processes are forked from that one: they share the"
+            " memory of the model"
+        ),
         "handler.log_level": "lowest level of the logger that is logged",
         "handler.models.path": (
             "one model: its folder, with or without versions; with `type: onnx` also the file itself. `path: "
@@ -170,6 +174,19 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "update_strategy.max_surge": "additional replicas during an update",
         "update_strategy.max_unavailable": "unavailable replicas during an update",
+        "update_strategy.canary": (
+            "a new revision gets a part of the requests first, and replaces the old one only if it is not worse"
+        ),
+        "update_strategy.canary.steps": "parts of the requests that the new revision gets, one after the other",
+        "update_strategy.canary.min_requests": "requests that the new revision must answer in each step",
+        "update_strategy.canary.max_error_increase": "tolerated increase of the part of requests that fail",
+        "update_strategy.canary.max_latency_increase": "tolerated increase of the median and of the 99th percentile",
+        "update_strategy.canary.max_prediction_shift": (
+            "tolerated change of the part of any class among the predictions; without it, they are not compared"
+        ),
+        "update_strategy.canary.confidence": "probability that a revision that is not worse is not rolled back",
+        "update_strategy.canary.give_up_after": "time after which `on_no_decision` applies",
+        "update_strategy.canary.on_no_decision": "what happens if the requests do not suffice for a decision",
         "tracker.key": ("the key of the value in the response; omit it if the response is the value itself"),
         "tracker.model_type": "whether classes are counted or numbers averaged",
         "tracker.baseline": (

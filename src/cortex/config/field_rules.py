@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from cortex.config.schema import (
     ANY_MODEL,
@@ -25,7 +26,7 @@ from cortex.config.schema import (
     Api,
     ModelsConfig,
 )
-from cortex.config.values import quote
+from cortex.config.values import fraction, quote
 from cortex.config.violations import Violation
 from cortex.lifecycle import ApiKind
 
@@ -45,6 +46,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     yield from _application_violations(api)
     yield from _command_violations(api)
     yield from _grpc_violations(api)
+    yield from _preload_violations(api)
     yield from _splitter_violations(api)
     yield from _schedule_violations(api)
     if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
@@ -58,6 +60,7 @@ def field_violations(api: Api) -> Iterator[Violation]:
     if {strategy.max_surge.rstrip("%"), strategy.max_unavailable.rstrip("%")} == {"0"}:
         fields = ("update_strategy.max_unavailable", "update_strategy.max_surge")
         yield Violation(fields, "max_surge and max_unavailable cannot both be 0", "raise one of them")
+    yield from _canary_violations(api)
     if api.deployment is None and len(api.name) > MAX_NAME_LENGTH:
         yield Violation(
             ("name",), f"cannot be longer than {MAX_NAME_LENGTH} characters (got {len(api.name)})", "shorten it"
@@ -77,6 +80,24 @@ def _kind_violations(api: Api) -> Iterator[Violation]:
         if getattr(api.handler, key) > 1:
             message = f"{key} key is not supported for {api.kind} kind"
             yield Violation((f"handler.{key}",), message, fix)
+
+
+def _canary_violations(api: Api) -> Iterator[Violation]:
+    canary = api.update_strategy.canary
+    if canary is None:
+        return
+    if api.kind is not ApiKind.REALTIME:
+        message = f"canary key is not supported for {api.kind} kind"
+        yield Violation(("update_strategy.canary",), message, "remove it: jobs keep the revision that they began with")
+    if any(fraction(step) >= fraction(after) for step, after in pairwise(canary.steps)):
+        yield Violation(("update_strategy.canary.steps",), "the steps must grow", "write them in order: [1%, 10%, 50%]")
+    if api.networking.sticky:
+        message = "canary cannot be used with sticky: a client would change between the old and the new revision"
+        yield Violation(("update_strategy.canary", "networking.sticky"), message, "remove one of them")
+    if canary.max_prediction_shift is not None and (api.tracker is None or api.tracker.model_type != "classification"):
+        message = "max_prediction_shift needs a tracker of classes"
+        fix = 'add "tracker: {model_type: classification}", or remove it'
+        yield Violation(("update_strategy.canary.max_prediction_shift",), message, fix)
 
 
 def _replica_violations(api: Api) -> Iterator[Violation]:
@@ -357,12 +378,28 @@ def _grpc_violations(api: Api) -> Iterator[Violation]:
     unsupported = (
         (_BATCHING, handler.server_side_batching, "remove one of them"),
         ("tracker", api.tracker, "remove it: the messages of a service are not inspected"),
-        ("readiness", api.readiness, "remove it, and call the model once in __init__"),
         ("networking.cors", api.networking.cors, "remove it: pages of browsers cannot call gRPC"),
     )
     for other, value, fix in unsupported:
         if value is not None:
             yield Violation((other, field), "cannot be used together with protobuf_path", fix)
+
+
+def _preload_violations(api: Api) -> Iterator[Violation]:
+    """Check that there is a class to construct before the fork, and that what it holds can survive one."""
+    handler, field = api.handler, "handler.preload"
+    if not handler.preload or api.kind is not ApiKind.REALTIME:
+        return
+    if handler.type == COMMAND:
+        message = f"cannot be used with type {COMMAND}: cortex constructs no class that processes could share"
+        yield Violation((field, "handler.type"), message, "remove it")
+    elif handler.models is not None or handler.type not in (PYTHON, *APPLICATION_TYPES):
+        message = "cannot be used with models that cortex loads: each process loads and reloads its own"
+        fix = "remove it, or load the model in __init__ of a class"
+        yield Violation((field, _MODELS, "handler.type"), message, fix)
+    if api.compute.inf:
+        message = "cannot be used with inf: the Neuron runtime of a process does not survive a fork"
+        yield Violation((field, "compute.inf"), message, "remove one of them")
 
 
 def _splitter_violations(api: Api) -> Iterator[Violation]:

@@ -30,6 +30,7 @@ SHORT_FORMS = MappingProxyType({"schedule": "schedule.cron"})
 #: Sections that may be null → their fields.
 OPTIONAL_SECTIONS = MappingProxyType(
     {
+        "canary": "update_strategy.canary",
         "cors": "networking.cors",
         "monitoring": "tracker",
         "schedule": "schedule",
@@ -109,6 +110,13 @@ _AUTOSCALING = {
     **_rows("autoscaling", "max_downscale_factor max_upscale_factor downscale_tolerance upscale_tolerance"),
 }
 _UPDATE_STRATEGY = _rows("update_strategy", "max_surge max_unavailable")
+_CANARY = {  # extension
+    **_rows(
+        "update_strategy.canary",
+        "steps min_requests max_error_increase max_latency_increase max_prediction_shift confidence on_no_decision",
+    ),
+    "update_strategy.canary.give_up_after": "update_strategy.canary.give_up_after_s",
+}
 _TRACKED = "key model_type baseline window false_alarm_rate"  # the last three are extensions
 _TRACKER = _rows("tracker", _TRACKED)
 _MONITORING = _rows("monitoring", _TRACKED, "tracker")
@@ -274,7 +282,7 @@ HANDLER = _generation(
     "handler",
     "handler",
     _NAMES,
-    _rows("handler", f"{_CLASS} app command strip_prefix {_TENSORFLOW} {_PROCESSES} {_LATE}"),
+    _rows("handler", f"{_CLASS} app command strip_prefix {_TENSORFLOW} {_PROCESSES} preload {_LATE}"),
     {"handler.start_timeout": "handler.start_timeout_s"},
     _rows("handler", "image tensorflow_serving_image shm_size", IGNORED),
     _models("handler.multi_model_reloading"),
@@ -287,6 +295,7 @@ HANDLER = _generation(
     _rows("compute", "inf node_groups"),
     _AUTOSCALING,
     _UPDATE_STRATEGY,
+    _CANARY,
     _BOUNDS,
     _rows("networking", "on_disconnect sticky"),  # extensions
     {"networking.websocket_idle_timeout": "networking.websocket_idle_timeout_s"},
@@ -363,6 +372,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "multi_model_reloading": "remove it, and load the model in __init__",
             "networking.max_batch_size": _REMOVE,
             "on_disconnect": _REMOVE,
+            "preload": "remove it: each replica of an AsyncAPI has one process",
             "poll_interval": "remove it: models are loaded when a process starts; `cortex refresh` loads new versions",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
@@ -384,6 +394,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "monitoring": _REMOVE,
             "multi_model_reloading": "remove it, and load the model in __init__",
             "on_disconnect": _REMOVE,
+            "preload": "remove it: each job constructs the class in a process of its own",
             "poll_interval": "remove it: the models of a job are not reloaded",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,

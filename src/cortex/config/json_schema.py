@@ -53,6 +53,8 @@ FORMS: Mapping[str, tuple[FileGeneration, ...]] = MappingProxyType(
     }
 )
 CURRENT = "0.35"
+#: The last version whose files can leave out the kind, which is SyncAPI then.
+_SYNC = "0.18"
 
 _DIALECT = "http://json-schema.org/draft-07/schema#"
 _HANDLED = (ApiKind.REALTIME, ApiKind.ASYNC, ApiKind.BATCH)
@@ -68,7 +70,11 @@ def json_schema(generation: str = CURRENT) -> Json:
         resource["properties"]["kind"]["const"] for resource in resources.values() if "kind" in resource["required"]
     ]
     item: Json = {"type": "object"}
-    if kinds:
+    if generation == _SYNC:
+        is_batch = {"properties": {"kind": {"const": ApiKind.BATCH.value}}, "required": ["kind"]}
+        item |= {"if": is_batch, "then": _reference(ApiKind.BATCH.value), "else": _reference("api")}
+        item["properties"] = {"kind": {"enum": ["SyncAPI", *kinds], "description": DESCRIPTIONS["kind"]}}
+    elif kinds:
         item |= {"required": ["kind"], "properties": {"kind": {"enum": kinds, "description": DESCRIPTIONS["kind"]}}}
         item["allOf"] = [
             {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": _reference(name)}
@@ -101,6 +107,8 @@ def _resources(generation: str) -> Iterator[tuple[str, Json]]:
         if form is KINDLESS:
             resource = _resource(form, ApiKind.REALTIME, {"const": "SyncAPI"})
             yield "api", {**resource, "required": [key for key in resource["required"] if key != "kind"]}
+            # 0.18, the first version with batch jobs, already had the keys of later versions for them.
+            yield ApiKind.BATCH.value, _resource(PREDICTOR, ApiKind.BATCH, {"const": ApiKind.BATCH.value})
         else:
             for kind in _KINDS.get(form.section, _HANDLED):
                 yield kind.value, _resource(form, kind, {"const": kind.value})

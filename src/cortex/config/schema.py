@@ -32,6 +32,7 @@ from cortex.config.values import (
     memory_bytes,
     number,
     percent_or_count,
+    percentage,
     problem,
     quote,
     text,
@@ -348,7 +349,17 @@ class Handler(ConfigModel):
     """The user's code: its location, its interface and its arguments."""
 
     null_means_default = frozenset(
-        {"app", "command", "config", "env", "protobuf_path", "server_side_batching", "start_timeout_s", "strip_prefix"}
+        {
+            "app",
+            "command",
+            "config",
+            "env",
+            "preload",
+            "protobuf_path",
+            "server_side_batching",
+            "start_timeout_s",
+            "strip_prefix",
+        }
     )
 
     interface: Interface
@@ -370,6 +381,7 @@ class Handler(ConfigModel):
     tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
+    preload: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the processes are forked after construction
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
     dependencies: Dependencies = Dependencies()
     server_side_batching: Batching | None = None
@@ -498,11 +510,42 @@ class Autoscaling(ConfigModel):
     target_cpu_utilization: Count | None = None
 
 
+Step = Annotated[str, BeforeValidator(percentage(above=0, at_most=99, whole=True))]
+
+
+@accepts(type="array", minItems=1)
+def _steps(value: object) -> list[object]:
+    if value == []:
+        raise problem("cannot be empty", 'write something like "[1%, 10%, 50%]"')
+    return a_list(value)
+
+
+class CanaryConfig(ConfigModel):
+    """How a new revision is tried beside the old one before it replaces it."""
+
+    null_means_default = frozenset({"max_prediction_shift"})
+
+    #: Shares of the requests, one after the other.
+    steps: Annotated[list[Step], BeforeValidator(_steps)] = ["1%", "10%", "50%"]
+    min_requests: Count = 100  #: that the new revision must answer in each step
+    max_error_increase: Annotated[str, BeforeValidator(percentage())] = "0.5%"  #: of the part of requests that fail
+    max_latency_increase: Annotated[str, BeforeValidator(percentage(at_most=1000))] = "25%"
+    #: of the share of any class that the tracker counts; None: not compared
+    max_prediction_shift: Annotated[str, BeforeValidator(percentage())] | None = None
+    confidence: Annotated[float, BeforeValidator(number(at_least=0.5, below=1))] = 0.99
+    give_up_after_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 86_400.0
+    #: after `give_up_after`
+    on_no_decision: Annotated[str, BeforeValidator(enum("hold", "promote", "roll_back"))] = "hold"
+
+
 class UpdateStrategy(ConfigModel):
     """Limits of a rolling update: extra and unavailable replicas, as a count or a percentage."""
 
+    null_means_default = frozenset({"canary"})
+
     max_surge: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
     max_unavailable: Annotated[str, BeforeValidator(percent_or_count)] = "25%"
+    canary: CanaryConfig | None = None  #: None: a new revision replaces the old one as soon as it is ready
 
 
 class TrackerConfig(ConfigModel):

@@ -290,6 +290,30 @@ def percent_or_count(value: object) -> str:
     )
 
 
+def percentage(*, above: float | None = None, at_most: float = 100, whole: bool = False) -> Callable[[object], str]:
+    """Return a validator of percentages such as `0.5%`, which stay text; see `fraction`."""
+    example = "10%" if whole else "10% or 0.5%"
+
+    @accepts(type="string", pattern=r"^[0-9]+%$" if whole else r"^[0-9]+(\.[0-9]+)?%$")
+    def read(value: object) -> str:
+        digits = r"[0-9]{1,9}" if whole else r"[0-9]{1,9}(\.[0-9]{1,9})?"
+        if not isinstance(value, str) or not re.fullmatch(f"{digits}%", value):
+            kind = "whole percentage" if whole else "percentage"
+            raise problem(f"{quote(value)} must be a {kind}", f"write something like {example}")
+        number = float(value[:-1])
+        if number > at_most or (above is not None and number <= above):
+            low = f"more than {above:g}%" if above is not None else "at least 0%"
+            raise problem(f"must be {low} and at most {at_most:g}% (got {value})", f"write something like {example}")
+        return f"{number:.9g}%"
+
+    return read
+
+
+def fraction(percentage: str) -> float:
+    """Return 0.005 for `0.5%`."""
+    return float(percentage.rstrip("%")) / 100
+
+
 @accepts(type="boolean")
 def true_or_false(value: object) -> bool:
     """Validate a boolean."""

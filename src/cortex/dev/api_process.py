@@ -17,8 +17,7 @@ import psutil
 from cortex.config.schema import Api
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.link import Link
-from cortex.replica.requests.calls import DEV_VARIABLE
-from cortex.replica.spec import ReplicaSpec
+from cortex.replica.spec import DEV_VARIABLE, ReplicaSpec
 
 #: Time for a process to end in order, with its exit hooks, before it is killed.
 STOP_S = 2.0
@@ -44,7 +43,7 @@ class LoadedFiles:
 class LoadResult:
     """The end of a start or of a swap."""
 
-    kind: str  #: "ready", "swapped", "new_process" (a swap does not suffice), "failed"
+    kind: str  #: "ready", "swapped", "new_process" (a swap does not suffice), "failed", "outdated" (abandoned)
     message: str = ""  #: of "failed"; the reason of "new_process"
     traceback: str = ""
     names: tuple[str, ...] = ()  #: of swapped functions

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import socket
@@ -25,11 +26,15 @@ from typing import Protocol
 from httptools import HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
 from cortex.config.schema import Api
-from cortex.dev.documentation import documentation_response
 from cortex.lifecycle import ApiKind
-from cortex.replica.requests.http import error_body, response_head
+from cortex.replica.http.connection import error_body, response_head
+from cortex.replica.spec import TERMINAL_HINT
 
 _READ_BYTES = 64 * 1024
+_SHOWN_PATH = 200
+_FIRST_ERROR = 400
+#: Longer bodies of errors are cut, so that they are no JSON, and not shown.
+_MAX_ERROR_BYTES = 64 * 1024
 #: Headers of a connection, which are not those of the request.
 _OF_CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"})
 _HEALTH = frozenset({"/livez", "/readyz", "/healthz"})
@@ -92,6 +97,18 @@ class _Route:
     documentation: str = ""  #: the path below the endpoint, if `cortex dev` answers it
 
 
+@dataclass(frozen=True)
+class ServedRequest:
+    """A request with its status and time, for the terminal."""
+
+    api: str  #: "" if no API has its path
+    method: str
+    path: str
+    status: int  #: 0 if the client disconnected before the response
+    seconds: float
+    reason: str = ""  #: message of an error response
+
+
 @dataclass(eq=False)
 class _Exchange:
     """A request and its response."""
@@ -101,15 +118,18 @@ class _Exchange:
     upstream: Upstream | None = None
     started: float = field(default_factory=time.perf_counter)
     status: int = 0
+    reason: str = ""  #: message of an error response
     writer: asyncio.StreamWriter | None = None  #: to the process
 
 
 class DevGateway:
     """Listens on one port for all APIs. `upstreams` may be replaced at any time; without any, it answers 503."""
 
-    def __init__(self, on_response: Callable[[str, str, str, int, float], object]) -> None:
-        """`on_response` receives the name of the API, the method, the path, the status and the time."""
+    def __init__(self, on_response: Callable[[ServedRequest], object]) -> None:
         self.upstreams: Sequence[Upstream] = ()
+        #: Cleared while `upstreams` may change: requests with paths that no API has wait until it is set.
+        self.paths_known = asyncio.Event()
+        self.paths_known.set()
         self._on_response = on_response
         self._numbers = itertools.count(1)
         self._exchanges: set[_Exchange] = set()
@@ -167,6 +187,9 @@ class DevGateway:
             await client.respond_error(400, client.error, exchange.request_id)
             return
         route = self._route(head)
+        if route is None and head.path not in _HEALTH:
+            await self.paths_known.wait()
+            route = self._route(head)
         if route is None:
             if head.path in _HEALTH:
                 await client.respond(200, b"application/json", b'{"ok": true}', exchange.request_id)
@@ -174,9 +197,13 @@ class DevGateway:
                 message = "cortex dev is starting; the terminal shows the URLs once they are ready"
                 await client.respond_error(503, message, exchange.request_id)
             else:
-                await client.respond_error(404, f"no API has the path {head.path[:200]}", exchange.request_id)
+                exchange.status, exchange.reason = 404, self._unknown_path(head.path)
+                await client.respond_error(404, exchange.reason, exchange.request_id)
+                self._report("", exchange)
             return
         if route.documentation:
+            from cortex.dev.documentation import documentation_response  # noqa: PLC0415 - many sessions open no page
+
             response = documentation_response(
                 route.upstream.api, route.upstream.signature, route.documentation, head.header(b"accept-encoding")
             )
@@ -187,15 +214,28 @@ class DevGateway:
         try:
             await self._forward(client, exchange, route)
         finally:
-            seconds = time.perf_counter() - exchange.started
-            self._on_response(route.upstream.api.name, head.method, head.path, exchange.status, seconds)
+            self._report(route.upstream.api.name, exchange)
+
+    def _report(self, api: str, exchange: _Exchange) -> None:
+        seconds = time.perf_counter() - exchange.started
+        head = exchange.head
+        self._on_response(ServedRequest(api, head.method, head.path, exchange.status, seconds, exchange.reason))
+
+    def _unknown_path(self, path: str) -> str:
+        """Return the message for a path of no API; it names the ones that there are."""
+        for each in self.upstreams:
+            if (below := _below(path, each.api)) is not None:
+                paths = "/docs, /openapi.json, /info and /v2" if each.api.kind is ApiKind.REALTIME else "/<id>"
+                return f"{each.api.name} has no path {below[:_SHOWN_PATH]}; below its endpoint, it has {paths}"
+        endpoints = ", ".join(each.api.networking.endpoint for each in self.upstreams)
+        return f"no API has the path {path[:_SHOWN_PATH]}; the endpoints are {endpoints}"
 
     async def _forward(self, client: _ClientConnection, exchange: _Exchange, route: _Route) -> None:
         try:
             connection = await route.upstream.connect()
         except UnavailableError as error:
-            exchange.status = 503
-            await client.respond_error(503, str(error), exchange.request_id)
+            exchange.status, exchange.reason = 503, str(error)
+            await client.respond_error(503, exchange.reason, exchange.request_id)
             return
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
@@ -246,19 +286,21 @@ def _below(path: str, api: Api) -> str | None:
 
 def _route_below(target: Upstream, owner: Api, below: str) -> _Route | None:
     endpoint = owner.networking.endpoint.rstrip("/")
+    api = target.api
+    if api.runs_command:
+        return _Route(target, endpoint or "/")
     if below in ("", "/"):
         return _Route(target)
-    api = target.api
     if api.is_application:
         return _Route(target, endpoint or "/")
     if owner.networking.docs and (below in ("/openapi.json", "/docs") or below.startswith("/docs/")):
         return _Route(target, documentation=below)
     if api.kind is not ApiKind.REALTIME:
         return _Route(target, endpoint or "/") if below.count("/") == 1 else None
-    if target.has_routes:
-        return _Route(target, endpoint or "/")
     if below == "/info":
         return _Route(target, asks_info=True)
+    if target.has_routes:
+        return _Route(target, endpoint or "/")
     is_served = any(below == each or below.startswith(f"{each}/") for each in _SUBPATHS)
     # Without a process, `connect` waits for one, which may have routes, or raises why there is none.
     return _Route(target, endpoint or "/") if is_served or target.has_routes is None else None
@@ -416,6 +458,7 @@ class _Response:
         self._reader = reader
         self._client = client
         self._is_over = False
+        self._error_body = b""
         self._parser = HttpResponseParser(self)
 
     async def relay(self) -> int:
@@ -425,6 +468,7 @@ class _Response:
             if self._client.reader.at_eof():
                 return 0
             message = "the process of the API ended, or closed the connection, before it answered"
+            self._exchange.reason = message
             await self._client.respond_error(502, message, self._exchange.request_id)
             return 502
         start, rest = head
@@ -483,6 +527,26 @@ class _Response:
         ):  # of httptools: after a protocol error the end of the connection is the end
             self._parser.feed_data(data)
 
+    def on_body(self, data: bytes) -> None:
+        """Keep the body of an error, for its message."""
+        if self._exchange.status >= _FIRST_ERROR and len(self._error_body) < _MAX_ERROR_BYTES:
+            self._error_body += data
+
     def on_message_complete(self) -> None:
         """Note the end of the response."""
         self._is_over = True
+        self._exchange.reason = _error_message(self._error_body)
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message of an error response, of Cortex or of a framework; "" if it has none."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return ""
+    if not isinstance(found, dict):
+        return ""
+    error = found.get("error", found.get("detail", ""))
+    if isinstance(error, dict):  # in OpenAI's form
+        error = error.get("message", "")
+    return error.replace(TERMINAL_HINT, "") if isinstance(error, str) else json.dumps(error)

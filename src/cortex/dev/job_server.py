@@ -18,14 +18,14 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import parse_qs
 
-from cortex.dev.local_jobs import AsyncApi, JobsApi, LocalJob
+from cortex.dev.local.jobs import AsyncApi, JobsApi, LocalJob
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError, UnknownWorkloadError
 from cortex.jobs.http.view import JobView, job_json, submitted_json
 from cortex.jobs.spec import Workload
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import MAX_WAIT_S, workload_json
+from cortex.replica.http.connection import Connection, ConnectionPool
 from cortex.replica.monitoring.metrics import RequestRecorder
-from cortex.replica.requests.http import Connection, ConnectionPool
 from cortex.replica.requests.payload import JSON, encode_json
 from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.replica.spec import ReplicaSpec

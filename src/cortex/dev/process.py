@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cortex.dev import debugger
-from cortex.dev.hot_swap import ProjectSources, SwapError
 from cortex.dev.link import CONNECTION, Link
-from cortex.dev.local_api import ApplicationApi, RequestApi, enter_environment
-from cortex.dev.source_changes import NewProcess
+from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
+from cortex.dev.reload.hot_swap import ProjectSources, SwapError
+from cortex.dev.reload.source_changes import NewProcess
 from cortex.errors import CortexError, UserError
 from cortex.lifecycle import ApiKind
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.requests.http import Connection
+from cortex.replica.http.connection import Connection
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.worker_process import run_exit_hooks, signature_text
 
@@ -139,13 +139,38 @@ class _ApplicationServer:
         return False
 
 
+class _CommandServer:
+    """The server of a `type: command`: this process starts it, and passes requests on."""
+
+    signature = None
+    class_name = None
+
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        from cortex.dev.local.command import CommandApi  # noqa: PLC0415 - other APIs start faster
+
+        self._command = CommandApi(spec, loop)
+        self._loop = loop
+        self.load = self._command.load
+        self.add = self._command.add
+
+    def run(self) -> None:
+        self._loop.run_forever()
+        self._command.close()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._command.stop)
+
+    def rebind(self) -> bool:
+        return False
+
+
 class _JobServer:
     signature = None
 
     def __init__(self, spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> None:
         from cortex.config.schema import Api  # noqa: PLC0415 - processes that serve requests start faster
         from cortex.dev.job_server import JobServer  # noqa: PLC0415 - likewise
-        from cortex.dev.local_jobs import AsyncApi, JobsApi  # noqa: PLC0415 - likewise
+        from cortex.dev.local.jobs import AsyncApi, JobsApi  # noqa: PLC0415 - likewise
 
         is_async = spec.kind == ApiKind.ASYNC
         self._api = AsyncApi(spec) if is_async else JobsApi(spec, Api.read_stored(api), os.environ)
@@ -171,8 +196,10 @@ class _JobServer:
 
 def _create_server(spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> DevServer:
     """Return the server of an API, whose configuration is `api`, as JSON. Raises: UserError."""
-    if spec.type == "command":
-        raise UserError("type: command is not run here; start its server itself")
+    if spec.command:
+        if not hasattr(os, "pidfd_open"):
+            raise UserError("type: command needs Linux; start its server itself")
+        return _CommandServer(spec, loop)
     if spec.protobuf_path is not None:
         raise UserError("gRPC is not served here; deploy the API to call it")
     if spec.kind != ApiKind.REALTIME:

@@ -14,14 +14,15 @@ from cortex.config.schema import Api
 from cortex.dev.terminal import format_body
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.inference import row_of_zeros
+from cortex.payloads.openapi.schemas import example_of
 from cortex.payloads.signature import ApiSignature, RouteSignature, parse_signature
-from cortex.predictor.request_arguments import RequestArguments, request_arguments
+from cortex.predictor.applications import example_request
+from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
 
 _SAMPLE_FILE = "sample.json"
 _TIMEOUT_S = 600.0
 _JOB_POLL_S = 0.02
 _JSON_HEADER = "-H 'content-type: application/json'"
-_EXAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
 def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
@@ -29,8 +30,11 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     plain_url, url = url, shlex.quote(url)
     if api.kind is ApiKind.TASK:
         return f"curl -X POST {url}"
-    if api.is_application:
+    if api.runs_command:
         return f"curl {url}/"
+    if api.is_application:
+        verb, path = example_request(_source(api, folder) or "")
+        return f"curl{'' if verb == 'GET' else f' -X {verb}'} {shlex.quote(plain_url.rstrip('/') + path)}"
     if api.kind is ApiKind.BATCH:
         body = {"workers": 1, "item_list": {"items": [1, 2], "batch_size": 2}}
         return f"curl {url} {_JSON_HEADER} -d {shlex.quote(json.dumps(body))}"
@@ -108,27 +112,34 @@ def sample_body(api: Api, content: bytes, content_type: str) -> tuple[bytes, str
 
 
 def _arguments(api: Api, folder: Path) -> RequestArguments | None:
-    handler = api.handler
-    if handler.path is None or not handler.path.endswith(".py"):
-        return None
-    try:
-        text = (folder / handler.path).read_text(errors="replace")
-    except OSError:
+    handler, text = api.handler, _source(api, folder)
+    if text is None:
         return None
     return request_arguments(text, handler.interface, handler.type, handler.models is not None, api.kind)
+
+
+def _source(api: Api, folder: Path) -> str | None:
+    """Return the user's file; None without one that can be read."""
+    path = api.handler.path
+    if path is None or not path.endswith(".py"):
+        return None
+    try:
+        return (folder / path).read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def _route_command(route: RouteSignature, url: str) -> str:
     """Return a command that calls a route, with examples of its parameters."""
     path = route.path
     for parameter in route.parameters:
-        path = path.replace(f"{{{parameter.name}}}", str(_of_schema(parameter.schema, {}) or "text"))
+        path = path.replace(f"{{{parameter.name}}}", str(example_of(parameter.schema, {}) or "text"))
     method = route.method
     target = shlex.quote(url + path)
     if method.payload is None:
         return f"curl{'' if method.verb == 'GET' else f' -X {method.verb}'} {target}"
     schema = method.payload.schema
-    data = shlex.quote(json.dumps(_of_schema(schema, schema.get("$defs", {})) or {}))
+    data = shlex.quote(json.dumps(example_of(schema, schema.get("$defs", {})) or {}))
     return f"curl{'' if method.verb == 'POST' else f' -X {method.verb}'} {target} {_JSON_HEADER} -d {data}"
 
 
@@ -138,26 +149,7 @@ def _example(known: ApiSignature, arguments: RequestArguments | None) -> Any:
         return {"instances": [row]}
     schema = known.methods[0].payload.schema if known.methods and known.methods[0].payload is not None else {}
     if "properties" in schema or "$ref" in schema:
-        return _of_schema(schema, schema.get("$defs", {}))
+        return example_of(schema, schema.get("$defs", {}))
     if known.models and (row := row_of_zeros(known.models[0])) is not None:
         return {"instances": [row]}
     return dict.fromkeys(arguments.payload_keys or (), 1) if arguments is not None else {}
-
-
-def _of_schema(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:
-    if "$ref" in schema:
-        schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
-    if "default" in schema:
-        return schema["default"]
-    if schema.get("examples"):
-        return schema["examples"][0]
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "properties" in schema and depth < 5:
-        required = schema.get("required", schema["properties"])
-        return {name: _of_schema(schema["properties"][name], definitions, depth + 1) for name in required}
-    if choices := [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]:
-        return _of_schema(choices[0], definitions, depth + 1)
-    if 0 < schema.get("minItems", 0) <= 10 and depth < 5:
-        return [_of_schema(schema.get("items", {}), definitions, depth + 1)] * schema["minItems"]
-    return _EXAMPLES.get(schema.get("type", ""))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -18,16 +19,17 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from cortex.config.schema import Api
 from cortex.dev.api_process import ApiProcess, DebugSettings, LoadResult, environment_of_processes
 from cortex.dev.debugger import TerminalToken
-from cortex.dev.file_watcher import FileWatcher
 from cortex.dev.http_gateway import DevGateway, UnavailableError
-from cortex.dev.project import LocalProject, prepare
+from cortex.dev.local.project import LocalProject, prepare
+from cortex.dev.reload.file_watcher import FileWatcher
 from cortex.dev.sample_request import SampleRequest, curl_command
 from cortex.dev.terminal import Terminal, format_ms
-from cortex.errors import ConfigError, ConflictError, CortexError, Diagnostic
+from cortex.errors import ConfigError, CortexError, Diagnostic, InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
 from cortex.payloads.signature import parse_signature
@@ -71,6 +73,7 @@ class DevApi:
         self.spec = spec
         self.failure = ""  #: why no process serves
         self.last_sample = ""  #: response to the sample
+        self.is_shown = False  #: the terminal has shown its URL with a command
         self._session = session
         self._debug = debug
         self._current: ApiProcess | None = None
@@ -79,6 +82,8 @@ class DevApi:
         self._open = asyncio.Event()
         self._owners: dict[socket.socket, ApiProcess] = {}
         self._deaths = 0
+        self._loading: ApiProcess | None = None
+        self._is_outdated = False  #: the process that loads is of older files
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -142,15 +147,22 @@ class DevApi:
     async def swap(self) -> LoadResult:
         """Replace the functions that have changed; "new_process" if that does not suffice."""
         if self._current is None:
-            return LoadResult("new_process", "no process runs")
+            return LoadResult("new_process", "none was running")
         return await self._current.swap()
 
     async def restart(self) -> LoadResult:
         """Start a process with the present code; it takes over once it is ready. Otherwise the old one goes on."""
-        process = self._take_standby() or self._new_process()
-        result = await process.load(self.spec, self.api, self._session.prefix_of(self.api))
+        process = self._loading = self._take_standby() or self._new_process()
+        self._is_outdated = False
+        try:
+            result = await process.load(self.spec, self.api, self._session.prefix_of(self.api))
+        finally:
+            self._loading = None
         if result.kind != "ready":
             self._in_background(process.stop())
+            if self._is_outdated:
+                self.failure = "its files changed while it was loading"
+                return LoadResult("outdated")
             if self._current is None:
                 self.failure = result.message
             return result
@@ -161,11 +173,22 @@ class DevApi:
         self._standby_timer = loop.call_later(_STANDBY_DELAY_S, self._prepare_standby)
         return result
 
+    def abandon_start(self) -> None:
+        """End a process that loads, because its files have changed meanwhile; not if its user debugs it."""
+        if self._loading is not None and not self._loading.is_debugging:
+            self._is_outdated = True
+            self._in_background(self._loading.stop(0.0))
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the last start was abandoned: the next change starts a process in any case."""
+        return self._is_outdated
+
     async def stop(self) -> None:
         """End all processes of the API."""
         if self._standby_timer is not None:
             self._standby_timer.cancel()
-        processes = [each for each in (self._current, self._standby) if each is not None]
+        processes = [each for each in (self._current, self._standby, self._loading) if each is not None]
         self._current = self._standby = None
         self.failure = "cortex dev ends"
         self.release()
@@ -247,7 +270,7 @@ class DevSession:
         self._has_failed = False
 
     async def run(self) -> None:
-        """Serve until SIGINT, SIGTERM or SIGHUP. Raises: ConfigError, InputError, ConflictError, CortexError."""
+        """Serve until SIGINT, SIGTERM or SIGHUP. Raises: ConfigError, InputError, CortexError."""
         loop = asyncio.get_running_loop()
         self._project = await asyncio.to_thread(LocalProject.read, self._settings.config_file, self._settings.environ)
         self._print_warnings(self._project)
@@ -284,6 +307,8 @@ class DevSession:
         for each in self._apis.values():
             paths |= {project.folder / name for name in (*each.modules, *each.data)}
             paths |= {*project.dependency_files(each.api), *project.settings_files(each.api)}
+            if each.api.runs_command:  # any file of the project may be a part of its program
+                paths |= {project.folder / name for name in project.diagnosis.project.files}
         if self._has_failed:  # a module that is missing may be added
             paths |= {path.parent for path in paths if path.parent.is_relative_to(project.folder)}
         self._watcher.watch(paths)
@@ -293,7 +318,8 @@ class DevSession:
         async with self._reloading:
             if not each.is_serving:
                 await self._start_process(each, time.perf_counter(), "started again")
-            each.release()
+            if not each.is_outdated:
+                each.release()
 
     # Start.
 
@@ -305,8 +331,10 @@ class DevSession:
             try:
                 return await self._gateway.start(settings.host, port)
             except OSError as error:
-                reason = error.strerror or str(error)
-        raise ConflictError(f"port {first} can't be used: {reason.lower()}; choose another with --port")
+                # asyncio writes the address into the message, too.
+                reason = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+        where = f"port {first}" if count == 1 else f"none of the ports {first} to {port}"
+        raise InputError(f"{where} of {settings.host} can't be used: {reason}; choose another with --port")
 
     async def _work(self) -> None:
         for api in self._project.diagnosis.apis:
@@ -315,10 +343,9 @@ class DevSession:
         self.watch()
         self._watcher.start()
         served = [each for each in self._apis.values() if each.api.kind is not ApiKind.SPLITTER]
-        await asyncio.gather(*(self._start(each) for each in served))
+        await self._until_changed(*(self._start(each) for each in served))
         for each in self._apis.values():
-            if each.is_serving or each.api.kind is ApiKind.SPLITTER:
-                self._print_api(each)
+            self._print_api(each)
         self.terminal.raw(self.terminal.styled("save a file to reload it; Ctrl-C ends", "dim"))
         for each in served:
             await self._send_sample(each)
@@ -347,15 +374,19 @@ class DevSession:
 
     async def _start(self, each: DevApi) -> None:
         await self._start_process(each, time.perf_counter(), "ready")
-        each.release()
+        if not each.is_outdated:
+            each.release()
         self.watch()
 
     def _print_api(self, each: DevApi) -> None:
         api, url = each.api, self._url(each.api)
         self.terminal.raw(f"{self.terminal.styled(api.name, 'bold')}  {url}")
+        if not each.is_serving and api.kind is not ApiKind.SPLITTER:
+            return  # its commands follow once it serves
+        each.is_shown = True
         if api.kind is not ApiKind.SPLITTER:
             self.terminal.raw(f"  {curl_command(api, url, each.signature, self._project.folder)}")
-        if api.networking.docs and not api.is_application:
+        if api.networking.docs and not api.is_application and not api.runs_command:
             self.terminal.raw(f"  {url.rstrip('/')}/docs")
 
     def _url(self, api: Api) -> str:
@@ -369,7 +400,11 @@ class DevSession:
         while not self._changed.empty():
             changed |= self._changed.get_nowait()
         started = time.perf_counter()
+        if self._reloading.locked():  # a process that has ended is started again
+            for each in self._apis.values():
+                each.abandon_start()
         async with self._reloading:
+            self._gateway.paths_known.clear()
             for each in self._apis.values():
                 each.hold()
             try:
@@ -378,8 +413,13 @@ class DevSession:
                 self._report_error(error)
             finally:
                 for each in self._apis.values():
-                    each.release()
+                    if not each.is_outdated or self._changed.empty():  # otherwise the next change starts it
+                        each.release()
+                self._gateway.paths_known.set()
         self.watch()
+        for each in self._apis.values():
+            if not each.is_shown and (each.is_serving or each.api.kind is ApiKind.SPLITTER):
+                self._print_api(each)
         for each in list(self._apis.values()):
             await self._send_sample(each)
 
@@ -410,6 +450,8 @@ class DevSession:
             each.hold()
             reason = self._restart_reason(each, api, spec, names, before)
             has_changed = bool(names & each.modules) or not each.is_serving
+            if api.networking.endpoint != each.api.networking.endpoint:
+                each.is_shown = False
             each.api, each.spec = api, spec
             if api.kind is ApiKind.SPLITTER:
                 continue
@@ -418,18 +460,40 @@ class DevSession:
             elif has_changed:
                 pending.append(self._reload(each, started, names))
         self._gateway.upstreams = [*self._apis.values()]
-        await asyncio.gather(*pending)
+        self._gateway.paths_known.set()
+        await self._until_changed(*pending)
+
+    async def _until_changed(self, *starts: Coroutine[None, None, None]) -> None:
+        """Wait until processes have loaded; a change of files meanwhile ends those that still load."""
+        work = asyncio.gather(*starts)
+        change = asyncio.create_task(self._changed.get())
+        either: set[asyncio.Future[Any]] = {work, change}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                for each in self._apis.values():
+                    each.abandon_start()
+            await work
+        finally:
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+            if not change.cancelled():
+                self._changed.put_nowait(change.result())
 
     def _restart_reason(
         self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str], before: LocalProject
     ) -> str:
         """Return why an API needs a new process whatever has changed in its code; "" if it does not."""
+        if each.is_outdated:
+            return "its files changed while it was loading"
         if spec.python != each.spec.python:
             return "the environment was rebuilt"
         if spec.env != each.spec.env:
             return "environment variables changed"
         if spec != each.spec or api != each.api:
             return f"the configuration of {api.name} changed"
+        if api.runs_command and (files := sorted(changed & {*self._project.diagnosis.project.files})):
+            return f"{files[0]} changed"
         settings = {self._relative(path) for path in self._project.settings_files(api)}
         for name in sorted(changed):
             if name in each.data or any(name == each or name.startswith(f"{each}/") for each in settings):
@@ -477,6 +541,8 @@ class DevSession:
     def _report_start(self, each: DevApi, result: LoadResult, started: float, what: str) -> None:
         name = each.api.name
         self._has_failed = result.kind != "ready"
+        if result.kind == "outdated":
+            return
         if result.kind == "ready":
             self.terminal.line(f"{name}  {what} in {self._elapsed(started)}")
             return

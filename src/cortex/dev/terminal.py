@@ -9,8 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from cortex.dev.http_gateway import ServedRequest
+
 _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _SHOWN_BODY_LINES = 40
+_SHOWN_REASON_LINES = 10
+_SHOWN_REASON = 500
 
 
 class Terminal:
@@ -46,11 +50,16 @@ class Terminal:
         """Return text with styles if the terminal has colours."""
         return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m" if self._has_colors else text
 
-    def request(self, api: str, method: str, path: str, status: int, seconds: float) -> None:
-        """Print a request with its status and its time."""
+    def request(self, request: ServedRequest) -> None:
+        """Print a request with its status and its time, and below it why it failed."""
+        status = request.status
         color = "green" if status < 400 else "yellow" if status < 500 else "red"
         shown = self.styled(str(status), color) if status else self.styled("closed", "yellow")
-        self.line(f"{api}  {method} {path} {shown}  {format_ms(seconds)}")
+        name = f"{request.api}  " if request.api else ""
+        self.line(f"{name}{request.method} {request.path} {shown}  {format_ms(request.seconds)}")
+        if request.reason:
+            for line in request.reason.splitlines()[:_SHOWN_REASON_LINES]:
+                self.raw(f"  {line[:_SHOWN_REASON]}")
 
     def difference(self, before: str, after: str) -> None:
         """Print how two responses differ."""

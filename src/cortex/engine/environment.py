@@ -1,7 +1,8 @@
 """Environments of projects: virtual environments layered on the installation, cached by what they are built from.
 
-`prepare_revision` collects what a replica is started from: its interpreter, its variables, and its model. A project
-without dependencies runs on the interpreter of the installation.
+The installation itself may contain environments, such as those of an image (`export/environment.py`). Others are built
+in the home. A project without dependencies runs on the interpreter of the installation.
+`prepare_revision` collects what a replica is started from: its interpreter, its variables, and its model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution, requires
 from pathlib import Path
@@ -33,7 +34,7 @@ from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
 from cortex.replica.spec import Setup
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from cortex.storage.client import fetch, is_remote
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
@@ -46,6 +47,8 @@ _CONDA_TOOLS = ("micromamba", "mamba", "conda")
 _COMPLETE = "complete.json"
 _CHECK = "import cortex.replica.spec, httptools, orjson, starlette.requests, uvloop"
 _WORD = re.compile(r"[\w./+-]+")
+#: Its environments belong to the installation, and are never written after they were built.
+INSTALLED = Home(Path(sys.prefix))
 #: Variables of the machine that would make installers install elsewhere.
 _LEFT_OUT = frozenset({"PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
 
@@ -146,12 +149,15 @@ async def prepare_environment(
     environ: Mapping[str, str],
     variables: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = lambda line: None,
+    installed: Home = INSTALLED,
+    pins: Sequence[str] = (),
 ) -> PreparedEnvironment:
     """Return the environment of a project; build it unless a project with the same dependencies was built before.
 
     `environ` is the environment of the machine, `variables` are those of the project. `on_line` receives the output
-    of installers line by line. One environment is never built twice at once, not even by two operators. A failed or
-    cancelled build leaves only its log. Raises: EnvironmentBuildError.
+    of installers line by line. `pins` are constraints for them, such as `numpy==2.4.6`. One environment is never built
+    twice at once, not even by two operators. A failed or cancelled build leaves only its log.
+    Raises: EnvironmentBuildError.
     """
     files = _Files.of(project_dir, dependencies)
     if not files.names and not files.packages:
@@ -159,16 +165,24 @@ async def prepare_environment(
     variables = variables or {}
     contents = await asyncio.to_thread(_contents, project_dir, files)
     key = _key(contents, files, variables)
-    folder = home.environments_dir / key
+    folder = next(
+        (each for known in (installed, home) if _is_complete(each := known.environments_dir / key)),
+        home.environments_dir / key,
+    )
     environment = PreparedEnvironment(str(folder / "env/bin/python"), str(folder / "env/bin"), key)
     if _is_complete(folder):
         return environment
     async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
             names_project_files = len(contents) > len(files.names)
-            build = _Build(folder, project_dir, files, environment, dependencies.pip, names_project_files)
+            build = _Build(folder, project_dir, files, environment, dependencies.pip, names_project_files, pins)
             await build.run({**environ}, {**variables}, lock, on_line)
     return environment
+
+
+def dependency_files(project_dir: Path, dependencies: DependencyFiles) -> list[str]:
+    """Return the project files that an environment depends on, those that the dependency files name included."""
+    return sorted(_contents(project_dir, _Files.of(project_dir, dependencies)))
 
 
 @dataclass(frozen=True)
@@ -292,6 +306,7 @@ class _Build:
     target: PreparedEnvironment
     pip_file: str  #: the project's requirements.txt, which it may lack
     names_project_files: bool  #: in the dependency files, such as `./package` or `-r more.txt`
+    pins: Sequence[str]  #: constraints besides those of replicas
     constraints: list[str] = field(default_factory=replica_constraints)
 
     @property
@@ -335,7 +350,8 @@ class _Build:
         # The packages of the environment come first, then those of the installation, editable ones included.
         layer = "; ".join(["import site", *(f"site.addsitedir({path!r})" for path in _installation_paths())])
         (prefix / "lib" / version / "site-packages" / "cortex_installation.pth").write_text(f"{layer}\n")
-        (self.folder / "constraints.txt").write_text("".join(f"{line}\n" for line in self.constraints))
+        lines = (*self.constraints, *self.pins)
+        (self.folder / "constraints.txt").write_text("".join(f"{line}\n" for line in lines))
 
     async def _install(self, installer: Installer) -> None:
         if self.files.shell:

@@ -47,7 +47,7 @@ class ModelAgent:
 
     def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, is_node: bool = False) -> None:
         self._home = home
-        self._command = [sys.executable, "-P", "-m", "cortex.models.agent", str(home.path)]
+        self._command = [sys.executable, "-P", "-m", "cortex.models.agent.agent", str(home.path)]
         if is_node:
             self._command.append("--node")
         # Fewer malloc arenas: the memory of a listing or a download returns to the system.

@@ -11,6 +11,7 @@ import psutil
 
 from cortex.engine.cpu import children_by_pid
 from cortex.engine.devices import NoAnswerError, query_gpus
+from cortex.processes.memory import MemoryUse, memory_use
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 
 _GPU_FIELDS = "uuid,memory.used,utilization.gpu"
@@ -34,7 +35,7 @@ class ResourceUsage:
 
     api: str
     cpu_s: float  #: since its start; includes processes that have ended
-    memory_bytes: int  #: resident; a page that processes share counts in each of them
+    memory: MemoryUse  #: the sum over its processes
     gpus: tuple[GpuUsage, ...] = ()
 
 
@@ -49,7 +50,17 @@ async def resource_usage(
 
 def usage_to_json(usage: Mapping[str, ResourceUsage]) -> dict[str, Any]:
     """Return the JSON form; `usage_from_json` is its inverse."""
-    return {replica: asdict(each) for replica, each in usage.items()}
+    return {
+        replica: {
+            "api": each.api,
+            "cpu_s": each.cpu_s,
+            "memory_bytes": each.memory.resident_bytes,
+            "proportional_bytes": each.memory.proportional_bytes,
+            "private_bytes": each.memory.private_bytes,
+            "gpus": [asdict(gpu) for gpu in each.gpus],
+        }
+        for replica, each in usage.items()
+    }
 
 
 def usage_from_json(data: Mapping[str, Any]) -> dict[str, ResourceUsage]:
@@ -58,7 +69,11 @@ def usage_from_json(data: Mapping[str, Any]) -> dict[str, ResourceUsage]:
         str(replica): ResourceUsage(
             str(each["api"]),
             float(each["cpu_s"]),
-            int(each["memory_bytes"]),
+            MemoryUse(
+                int(each["memory_bytes"]),
+                int(each.get("proportional_bytes", 0)),  # agents of older versions send none
+                int(each.get("private_bytes", 0)),
+            ),
             tuple(GpuUsage(str(g["id"]), int(g["memory_bytes"]), float(g["utilization"])) for g in each["gpus"]),
         )
         for replica, each in data.items()
@@ -71,7 +86,7 @@ def _measure(
     children = children_by_pid() if replicas else {}
     found: dict[str, ResourceUsage] = {}
     for spec, status in replicas:
-        cpu_s, memory_bytes = 0.0, 0
+        cpu_s, memory = 0.0, MemoryUse()
         pending = [status.supervisor_pid]
         while pending:
             pid = pending.pop()
@@ -80,12 +95,12 @@ def _measure(
                 process = psutil.Process(pid)
                 times = process.cpu_times()
                 cpu_s += times.user + times.system + times.children_user + times.children_system
-                memory_bytes += process.memory_info().rss
+                memory += memory_use(pid)
             except psutil.Error:
                 continue  # it ended meanwhile
-        if cpu_s or memory_bytes:
+        if cpu_s or memory.resident_bytes:
             own = tuple(gpus[gpu] for gpu in spec.gpu_ids if gpu in gpus)
-            found[spec.id] = ResourceUsage(spec.api, cpu_s, memory_bytes, own)
+            found[spec.id] = ResourceUsage(spec.api, cpu_s, memory, own)
     return found
 
 

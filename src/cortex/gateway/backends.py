@@ -26,7 +26,15 @@ from cortex.gateway.maps import (
     UNAVAILABLE_MAP,
     backend_name,
 )
-from cortex.gateway.protocols import DETECTED_ERRORS, GRPC_RESPONSES, GRPC_STATUSES, RULES, Protocol, json_error
+from cortex.gateway.protocols import (
+    DETECTED_ERRORS,
+    GRPC_BACKEND,
+    GRPC_RESPONSES,
+    GRPC_STATUSES,
+    RULES,
+    Protocol,
+    json_error,
+)
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
 #: The gateway waits this much longer than an API's timeout, so that the replica can end a late call and respond.
@@ -64,6 +72,10 @@ _TCP_URL_MAX_BYTES = 64 * 1024
 
 #: Requests to the services that every gRPC API has: health checks and reflection.
 IS_GRPC_TOOL = "{ path_beg /grpc.health.v1. /grpc.reflection.v1 }"
+#: The stream of health checks, which the gateway itself answers.
+_WATCH = (
+    "  http-request use-service lua.cortex_watch if { path /grpc.health.v1.Health/Watch } { var(txn.grpc) -m found }\n"
+)
 
 _KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
 _KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
@@ -324,6 +336,8 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     rules, is_grpc = RULES[backend.protocol], backend.protocol is Protocol.GRPC
     if rules.forwards_client:
         late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
+    if is_grpc:
+        late += " ! { res.hdr(content-type) -m beg application/grpc }"  # nor one of the supervisor
     body = "".join(
         [
             _FORWARDED if rules.forwards_client else "",
@@ -334,11 +348,16 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     # The section of defaults has these in the form of replicas.
     detected = DETECTED_ERRORS.items() if backend.protocol is Protocol.ROUTES else ()
     errors = "".join(f"  http-error status {status} {_error(backend, status, text)}\n" for status, text in detected)
+    track, watch = (
+        (f"  http-request track-sc0 str({backend_name(backend)}) table {GRPC_BACKEND}\n", _WATCH)
+        if is_grpc
+        else ("", "")
+    )
     return f"""\
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
-{cookie}{section_log(backend)}{rules.variables}{first}\
+{cookie}{section_log(backend)}{rules.variables}{track}{first}{watch}\
   http-request return status 413 {_error(backend, 413, f"the body is larger than {backend.max_body_bytes} bytes")} \
 if {{ req.body_size gt {backend.max_body_bytes} }}
 {body}\

@@ -48,6 +48,9 @@ held request ──▶ old worker, 2nd pass: Lua returns ──▶ server cortex
 `prefixes.map`. Only such a request has the header `x-cortex-endpoint` with the endpoint before the rest of its path,
 and `x-cortex-splitter` with the name of the splitter that it was sent to. Other requests pay for one comparison.
 
+**Canaries**: the newest revision of an API, while it is tried, has a backend of its own. A random number from 0 to 99
+selects one of the two in `canaries.map`, after all other rules have found the API.
+
 **Splitters**: a random number from 0 to 99 selects the API of a request in `slots.map`, and whether a shadow gets a
 copy in `shadows.map`, so weights change without a reload. Lua sends the copies to the socket "inside".
 """
@@ -81,6 +84,7 @@ from cortex.gateway.backends import (
 from cortex.gateway.cors import request_rules, response_rules
 from cortex.gateway.maps import (
     BACKEND_PREFIX,
+    CANARIES_MAP,
     DRAINING_BACKEND,
     DRAINING_SERVER,
     GRPC_MAP,
@@ -106,8 +110,17 @@ from cortex.gateway.maps import (
     live_maps,
     map_text,
     v2_names,
+    with_canaries,
 )
-from cortex.gateway.protocols import DETECTED_ERRORS, GRPC_RESPONSES, RULES, SET_GRPC, grpc_error, json_error
+from cortex.gateway.protocols import (
+    DETECTED_ERRORS,
+    GRPC_BACKEND,
+    GRPC_RESPONSES,
+    RULES,
+    SET_GRPC,
+    grpc_error,
+    json_error,
+)
 from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.payloads.inference_protocol import EXTENSIONS
 
@@ -125,6 +138,9 @@ BUFFER_BYTES = 1024 * 1024 + 64 * 1024
 #: Buffers kept for reuse. Without room for a dozen, each request maps and unmaps its own: twice the CPU time.
 BUFFER_CACHE_BYTES = 16 * 1024 * 1024
 HEADERS_MAX_BYTES = 64 * 1024
+#: Headers of a request or response, with those that the gateway adds. HAProxy's default, 101, is too few for some
+#: applications; each takes 64 bytes of the stack while they are parsed.
+HEADERS_MAX = 1024
 #: Requests that a client may have open on one connection of HTTP/2.
 STREAMS = 1000
 
@@ -200,12 +216,13 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
         *([_v2_section(table)] if table.v2_at_root else []),
     ]
     keyed = keyed_splits(table)
-    sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in table.backends]
+    backends = with_canaries(table)
+    sections = [section(backend, table, sockets, settings.body_timeout_s, keyed) for backend in backends]
     fixed = fixed_maps(table)
     parts = [process, *frame, *sections, _SCRIPT, settings.certificate, *map(map_text, fixed.values())]
     structure = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     described = f"{process}  description {structure}\n"
-    with_servers = [text + servers(backend) for text, backend in zip(sections, table.backends, strict=True)]
+    with_servers = [text + servers(backend) for text, backend in zip(sections, backends, strict=True)]
     maps = {**fixed, **live_maps(table), KEYS_MAP: keys_map(table)}
     return RenderedConfig("\n".join([described, *frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
 
@@ -216,7 +233,7 @@ def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
         _check_path(path)
     if not _SECRET.fullmatch(table.gateway_secret):
         raise GatewayError("the gateway's secret is too long or contains characters that HAProxy can't be given")
-    for backend in table.backends:
+    for backend in with_canaries(table):
         _check_backend(backend)
     for split in table.splits:
         _check("splitter's name", _NAME, split.name)
@@ -274,6 +291,7 @@ global
   noreuseport
   tune.bufsize {BUFFER_BYTES}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
+  tune.http.maxhdr {HEADERS_MAX}
   tune.h2.fe.max-concurrent-streams {STREAMS}
   # Clients open WebSockets over HTTP/1.1, also where the port has HTTP/2 for gRPC.
   h2-workaround-bogus-websocket-clients
@@ -340,6 +358,7 @@ frontend {FRONTEND}
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   {below}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
+{_canary_rules(table)}\
   # A response of the worker that replaced this one is complete.
   http-after-response allow if {{ stopping }} {{ be_name -m str cortex-successor }}
   http-after-response set-header x-cortex-request-id %[unique-id]
@@ -347,6 +366,7 @@ frontend {FRONTEND}
   http-after-response set-header connection close if {{ nbsrv({DRAINING_BACKEND}) gt 0 }}
   # An old worker passes what still arrives on idle connections to the worker that replaced it.
   use_backend cortex-successor if {{ stopping }}
+{_canary_routes(table)}\
 {_grpc_routes(table)}\
 {_split_routes(table)}\
   use_backend %[var(txn.prefix),field(1,|)] if {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
@@ -448,6 +468,31 @@ def _split_routes(table: RoutingTable) -> str:
     return f"  use_backend %[var(txn.slot),map({SLOTS_MAP})] if {{ var(txn.split) -m found }}\n"
 
 
+def _canary_rules(table: RoutingTable) -> str:
+    """Return the rules that draw whether a request goes to the canary of the API to which it would go."""
+    if not _has_canaries(table):
+        return ""
+    to = "  http-request set-var(txn.to)"
+    of_split = f"{to} var(txn.slot),map({SLOTS_MAP}) if {{ var(txn.split) -m found }}\n" if table.splits else ""
+    of_call = f"{to} var(txn.called) if {_CALLED}\n" if grpc_backends(table) else ""
+    return f"""\
+{to} path,map({ROUTES_MAP})
+{to} var(txn.prefix),field(1,|) if {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
+{of_split}{of_call}\
+  http-request set-var-fmt(txn.drawn) %[var(txn.to)]:%[rand(100)]
+  http-request set-var(txn.canary) var(txn.drawn),map({CANARIES_MAP})
+"""
+
+
+def _canary_routes(table: RoutingTable) -> str:
+    """Return the rule that selects the backend that was drawn."""
+    return "  use_backend %[var(txn.canary)] if { var(txn.canary) -m found }\n" if _has_canaries(table) else ""
+
+
+def _has_canaries(table: RoutingTable) -> bool:
+    return any(backend.canary is not None for backend in table.backends)
+
+
 def _inside(sockets: GatewaySockets) -> str:
     """Return the frontend of requests that the gateway sends to itself; clients can't reach it."""
     return f"""\
@@ -484,7 +529,14 @@ backend cortex-successor
 backend {DRAINING_BACKEND}
   server {DRAINING_SERVER.partition("/")[2]} 'unix@{sockets.successor}' disabled
 """,
+        *_grpc_section(table),
     )
+
+
+def _grpc_section(table: RoutingTable) -> tuple[str, ...]:
+    """Return the section of the table of failed calls by backend: those that count as 4xx, and as 5xx."""
+    size = len(grpc_backends(table))
+    return (f"backend {GRPC_BACKEND}\n  stick-table type string len 250 size {size} store gpc(2)\n",) if size else ()
 
 
 def _unknown_grpc(table: RoutingTable) -> str:

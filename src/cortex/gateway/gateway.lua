@@ -1,7 +1,8 @@
--- Holding of requests for an API that has no replica yet, and copying of requests to a shadow, which HAProxy's
--- directives can't express. Requests that find a replica and are not copied run nothing of this.
+-- Holding of requests for an API that has no replica yet, copying of requests to a shadow, and streams of gRPC health
+-- checks, which HAProxy's directives can't express. Requests that find a replica and are not copied run nothing of this.
 
 local POLL_MS = 50
+local WATCH_MS = 500
 local COPIES = 256
 local COPIES_BYTES = 64 * 1024 * 1024
 -- The buffer does not contain a longer body as a whole.
@@ -91,3 +92,48 @@ core.register_action("cortex_copy", { "http-req" }, function(txn, socket_path, t
     copies_bytes = copies_bytes - size
   end)
 end, 2)
+
+local services = Map.new("grpc.map", Map._str)
+
+-- Statuses of grpc.health.v1.
+local SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+-- The service that a HealthCheckRequest names, its field 1, behind the prefix of its frame; "" without one.
+local function watched_service(body)
+  return string.match(body, "^.....\n[\128-\255]*[\0-\127](.*)$") or ""
+end
+
+local function health(fetches, service, all)
+  if service ~= "" then
+    local backend = services:lookup(service)
+    if not backend then
+      return SERVICE_UNKNOWN
+    end
+    return fetches:nbsrv(backend) > 0 and SERVING or NOT_SERVING
+  end
+  for name in string.gmatch(all, "%S+") do
+    if fetches:nbsrv(services:lookup(name)) > 0 then
+      return SERVING
+    end
+  end
+  return NOT_SERVING
+end
+
+-- Answers grpc.health.v1.Health/Watch: sends the status of a service, and every later one. It is answered here because
+-- the gateway knows all replicas, and because a stream without an end would occupy a replica. It ends with the worker.
+core.register_service("cortex_watch", "http", function(applet)
+  local service = watched_service(applet:receive(1024) or "")
+  local all = applet.headers["x-cortex-services"][0]
+  applet:set_status(200)
+  applet:add_header("content-type", "application/grpc")
+  applet:start_response()
+  local sent
+  while applet.f:stopping() == 0 do
+    local status = health(applet.f, service, all)
+    if status ~= sent then
+      applet:send("\0\0\0\0\2\8" .. string.char(status))
+      sent = status
+    end
+    core.msleep(WATCH_MS)
+  end
+end)

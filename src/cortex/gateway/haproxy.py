@@ -20,7 +20,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
 from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, render
-from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_SERVER, api_of, backend_name
+from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
     BackendState,
@@ -336,7 +336,7 @@ class HaproxyGateway:
                 server.name: WantedServer(server_options(server, backend.sticky), capacity(server))
                 for server in backend.servers
             }
-            for backend in self._table.backends
+            for backend in with_canaries(self._table)
         }
         output: list[str] = []
         observed = await self._runtime.backends(pid)

@@ -17,6 +17,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
+| `canaries.map` | backend of an API, and 0 to 99 | it, or the backend of its canary | command |
 | `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
 | `cors.map` | backend or splitter; followed by `/` and an origin | see `cors` | command |
 | `keys.map` | hash of a key; hash/API | id of the key | command |
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 
 from cortex.gateway.protocols import OPENAI_MAP, RULES, SET_OPENAI, Protocol
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
@@ -41,11 +43,14 @@ UNAVAILABLE_MAP = "unavailable.map"
 HOLDS_MAP = "holds.map"
 SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
+CANARIES_MAP = "canaries.map"
 CORS_MAP = "cors.map"
 KEYS_MAP = "keys.map"
 GRPC_MAP = "grpc.map"
 
 BACKEND_PREFIX = "api:"
+#: No name of an API has a dot.
+CANARY_SUFFIX = ".canary"
 #: Backends of APIs that run jobs. Their only server is always the operator, so no command ever changes them.
 JOBS_PREFIX = "jobs:"
 #: The backend of documentation, whose only server is the operator.
@@ -72,8 +77,25 @@ _DOCS_SUFFIXES = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name
 Maps = dict[str, dict[str, str]]
 
 
+class CanaryBackend(ApiBackend):
+    """The newest revision of an API while it gets a part of its requests: a backend of its own in HAProxy."""
+
+
+def with_canaries(table: RoutingTable) -> list[ApiBackend]:
+    """Return all backends, each one followed by that of its canary."""
+    found: list[ApiBackend] = []
+    for backend in table.backends:
+        found.append(backend)
+        if backend.canary is not None:
+            values = {each.name: getattr(backend, each.name) for each in fields(backend)}
+            found.append(CanaryBackend(**{**values, "servers": backend.canary.servers, "canary": None, "holds": False}))
+    return found
+
+
 def backend_name(backend: ApiBackend) -> str:
     """Return the name of an API's backend in HAProxy."""
+    if isinstance(backend, CanaryBackend):
+        return f"{BACKEND_PREFIX}{backend.api}{CANARY_SUFFIX}"
     return (JOBS_PREFIX if backend.jobs_socket else BACKEND_PREFIX) + backend.api
 
 
@@ -81,7 +103,7 @@ def api_of(backend: str) -> str | None:
     """Return the API of a backend's name, or None for one of the gateway's own backends."""
     for prefix in (BACKEND_PREFIX, JOBS_PREFIX):
         if backend.startswith(prefix):
-            return backend.removeprefix(prefix)
+            return backend.removeprefix(prefix).removesuffix(CANARY_SUFFIX)
     return None
 
 
@@ -224,8 +246,8 @@ def _docs_map(table: RoutingTable, taken: Collection[str]) -> dict[str, str]:
 
 def live_maps(table: RoutingTable) -> Maps:
     """Return the maps that commands change. Except in `cors.map`, only values change; keys need a reload."""
-    calls = [backend for backend in table.backends if not backend.jobs_socket]
-    names = {backend.api: backend_name(backend) for backend in calls}
+    calls = [backend for backend in with_canaries(table) if not backend.jobs_socket]
+    names = {backend.api: backend_name(backend) for backend in table.backends if not backend.jobs_socket}
     slots: dict[str, str] = {}
     shadows: dict[str, str] = {}
     for split in table.splits:
@@ -236,6 +258,7 @@ def live_maps(table: RoutingTable) -> Maps:
         HOLDS_MAP: {backend_name(backend): "1" if backend.holds else "0" for backend in calls},
         SLOTS_MAP: slots,
         SHADOWS_MAP: shadows,
+        CANARIES_MAP: _canaries_map(table),
         CORS_MAP: _cors_map(table),
     }
 
@@ -273,6 +296,18 @@ def _cors_map(table: RoutingTable) -> dict[str, str]:
         entries[key] = ", ".join(cors.headers)
         mode = "credentials" if cors.credentials else "anonymous"
         entries |= {f"{key}/{origin}": mode for origin in cors.origins}
+    return entries
+
+
+def _canaries_map(table: RoutingTable) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for backend in with_canaries(table):
+        if backend.canary is not None:
+            own = backend_name(backend)
+            entries |= {
+                f"{own}:{number}": own + CANARY_SUFFIX if number < backend.canary.percent else own
+                for number in range(100)
+            }
     return entries
 
 

@@ -77,13 +77,20 @@ def grpc_error(status: int, message: str) -> str:
     return f"hdr grpc-status {GRPC_STATUSES[status]} hdr grpc-message '{quoted}'"
 
 
-_GRPC_ERROR = "{ var(txn.grpc) -m found } { res.hdr(grpc-status) -m found }"
 #: Sets the variable for the requests of clients that speak gRPC; others call it in JSON.
 SET_GRPC = "  http-request set-var(txn.grpc) bool(true) if { req.hdr(content-type) -m beg application/grpc }\n"
-#: The last rules for responses: to clients that speak gRPC, those of `grpc_error` have the status 200.
+#: The section of the table that counts calls that failed: HAProxy's own counters have them as 200.
+GRPC_BACKEND = "cortex-grpc"
+_GRPC = "{ var(txn.grpc) -m found }"
+#: Not in the second pass of a held request, whose status the first pass has to see.
+_GRPC_RESPONSE = f"{_GRPC} {{ res.hdr(content-type) -m beg application/grpc }} ! {{ var(txn.backend) -m found }}"
+#: The last rules for responses to clients that speak gRPC: errors, which have been logged by their status, get 200, as
+#: the protocol demands. They are those of `grpc_error`, and of replicas whose call failed before its first message.
 GRPC_RESPONSES = f"""\
-  http-after-response set-header content-type application/grpc if {_GRPC_ERROR}
-  http-after-response set-status 200 if {_GRPC_ERROR}
+  http-after-response set-header content-type application/grpc if {_GRPC} {{ res.hdr(grpc-status) -m found }}
+  http-after-response sc-inc-gpc(0,0) if {{ status 400:499 }} {_GRPC_RESPONSE}
+  http-after-response sc-inc-gpc(1,0) if {{ status ge 500 }} {_GRPC_RESPONSE}
+  http-after-response set-status 200 if {_GRPC_RESPONSE}
 """
 
 

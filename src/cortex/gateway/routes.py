@@ -5,7 +5,7 @@ Pure data. The field names are the keys of the JSON form, which operators and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ _LEFT_OUT = {
     "subpaths": ("/v2",),
     "sticky": False,
     "replica_protocol": "calls",
+    "canary": None,
     "v2_at_root": False,
 }
 
@@ -51,6 +52,14 @@ class Cors:
 
 
 @dataclass(frozen=True)
+class Canary:
+    """The servers of an API's newest revision while it is tried, and their share of the API's requests."""
+
+    percent: int  #: 0 to 100
+    servers: tuple[Server, ...] = ()
+
+
+@dataclass(frozen=True)
 class ApiBackend:
     """The servers and limits of one API."""
 
@@ -71,11 +80,17 @@ class ApiBackend:
 
     sticky: bool = False  #: send the requests of a client to the same process, by a cookie
     replica_protocol: Protocol = Protocol.CALLS  #: of `servers`
+    canary: Canary | None = None  #: None: `servers` get all requests
 
     @property
     def protocol(self) -> Protocol:
         """The row of `protocols.RULES` by which the gateway serves the API."""
         return Protocol.JOBS if self.jobs_socket else self.replica_protocol
+
+    def with_local_sockets(self, folders: Mapping[str, Path]) -> ApiBackend:
+        """Return the backend for a gateway; see `RoutingTable.with_local_sockets`."""
+        canary = self.canary and replace(self.canary, servers=_with_local_sockets(self.canary.servers, folders))
+        return replace(self, servers=_with_local_sockets(self.servers, folders), canary=canary)
 
 
 @dataclass(frozen=True)
@@ -126,11 +141,7 @@ class RoutingTable:
         """
         if not folders:
             return self
-        backends = (
-            replace(backend, servers=tuple(server.with_local_socket(folders) for server in backend.servers))
-            for backend in self.backends
-        )
-        return replace(self, backends=tuple(backends))
+        return replace(self, backends=tuple(backend.with_local_sockets(folders) for backend in self.backends))
 
     @property
     def has_docs(self) -> bool:
@@ -142,6 +153,10 @@ class RoutingTable:
     def requires_keys(self) -> bool:
         """Return whether any API or splitter requires a key."""
         return any(each.needs_key for each in self.backends) or any(each.needs_key for each in self.splits)
+
+
+def _with_local_sockets(servers: Iterable[Server], folders: Mapping[str, Path]) -> tuple[Server, ...]:
+    return tuple(server.with_local_socket(folders) for server in servers)
 
 
 def table_to_json(table: RoutingTable) -> Json:
@@ -165,7 +180,16 @@ def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
 
 def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
     servers = _each(lambda server: Server(**server))
-    return ApiBackend(**_parse(data, servers=servers, cors=_parse_cors, subpaths=tuple, replica_protocol=Protocol))
+    return ApiBackend(
+        **_parse(
+            data,
+            servers=servers,
+            cors=_parse_cors,
+            subpaths=tuple,
+            replica_protocol=Protocol,
+            canary=lambda canary: None if canary is None else Canary(**_parse(canary, servers=servers)),
+        )
+    )
 
 
 def _parse_split(data: Mapping[str, Any]) -> Split:

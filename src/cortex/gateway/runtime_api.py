@@ -26,6 +26,7 @@ from pathlib import Path
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
 from cortex.gateway.maps import KEYS_MAP, keys_map, live_maps
+from cortex.gateway.protocols import GRPC_BACKEND
 from cortex.gateway.routes import ApiKey, RoutingTable
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
@@ -42,6 +43,7 @@ _COLUMNS = frozenset(
 )
 #: Errors caused by limits of this process. They don't mean that HAProxy hangs.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_FAILED_CALLS = re.compile(r" key=(\S+) .* gpc0=(\d+) gpc1=(\d+)")
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
 
 
@@ -107,7 +109,10 @@ class RuntimeApi:
 
     async def backends(self, pid: int) -> dict[str, BackendState]:
         """Return the state of every backend and server of a worker."""
-        return parse_stat(await self._read_table(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
+        found = parse_stat(await self._read_table(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
+        if GRPC_BACKEND in found:
+            _subtract_failed_calls(found, await self._read_table(f"@!{pid} show table {GRPC_BACKEND}\n"))
+        return found
 
     async def all_backends(self, workers: HaproxyWorkers) -> dict[int, dict[str, BackendState]]:
         """Return the state of each worker by pid, without old ones that end meanwhile."""
@@ -232,6 +237,16 @@ def _subtract_held(backend: BackendState, held: Mapping[str, str]) -> None:
     responses[0] += min(aborted, backend.responses[0])
     responses[4] += max(0, aborted - backend.responses[0])
     backend.responses = {kind: max(0, count - responses[kind]) for kind, count in backend.responses.items()}
+
+
+def _subtract_failed_calls(backends: Mapping[str, BackendState], table: str) -> None:
+    """Count calls of gRPC that failed, of which `table` has those of each backend, as 4xx and 5xx instead of 2xx."""
+    for name, refused, failed in _FAILED_CALLS.findall(table):
+        if name in backends:
+            responses = backends[name].responses
+            responses[4] += int(refused)
+            responses[5] += int(failed)
+            responses[2] = max(0, responses[2] - int(refused) - int(failed))
 
 
 def _responses(row: Mapping[str, str]) -> dict[int, int]:

@@ -20,8 +20,9 @@ from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
 from cortex.payloads.openapi.inference import row_of_zeros
 from cortex.payloads.signature import ApiSignature
-from cortex.predictor.request_arguments import request_arguments
-from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+from cortex.predictor.checks.request_arguments import request_arguments
+from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.state.revision import Target
 
 Json = dict[str, Any]
 

@@ -26,8 +26,8 @@ from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.state.queries.apis import Target
 from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 

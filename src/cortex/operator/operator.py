@@ -26,7 +26,10 @@ from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
+from cortex.operator.canary.controller import CanaryController
+from cortex.operator.canary.trials import Trials
 from cortex.operator.certificates import ServedCertificate
+from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.keys import Keys
@@ -54,7 +57,7 @@ from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import replace_listener
 from cortex.state.database import open_jobs, open_state
-from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.audit import AuditStore
 from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.queries.keys import KeyStore
@@ -63,6 +66,7 @@ from cortex.state.queries.predictions import PredictionStore
 from cortex.state.queries.projects import ProjectStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.queries.tokens import TokenStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.
@@ -128,6 +132,7 @@ class Operator:
         # Replicas of APIs. A new key is published by the reconciler, which reads all keys.
         self._keys = Keys(KeyStore(self._database), lambda: self._reconciler.publish_now())
         self._signatures = Signatures(SignatureStore(self._database), _logger)
+        self._trials = Trials(self._apis, facts)
         self._reconciler = Reconciler(
             home,
             self._apis,
@@ -142,6 +147,7 @@ class Operator:
             gateway_secret=infrastructure.gateway_secret,
             v2_at_root=installation.v2_at_root,
             gateway_count=cluster.fleet.size if cluster else lambda: 1,
+            canary_percents=self._trials.percents,
             was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,
         )
 
@@ -167,6 +173,15 @@ class Operator:
         wake, speed = self._reconciler.wake, settings.autoscaler_speed
         self._scaling = Autoscaler(self._apis, self._engine, sources, wake, _logger, speed)
 
+        self._load = LoadRecorder(
+            self._apis,
+            self._gateway,
+            self._metric_totals,
+            self._job_store.workloads.count,
+            self._reconciler.state,
+            _logger,
+        )
+
         # Changes of what is deployed.
         self._deployer = Deployer(
             self._apis,
@@ -176,6 +191,10 @@ class Operator:
             on_change=self._reconciler.wake,
             inspect_machine=self._inspect_machine,
             shared=self._shared_projects,
+        )
+
+        self._canaries = CanaryController(
+            self._apis, self._trials, self._metric_totals, self._return_to, self._reconciler.wake, _logger
         )
 
     @property
@@ -200,6 +219,8 @@ class Operator:
             asyncio.create_task(self._schedules.run(), name="submit scheduled jobs"),
             asyncio.create_task(self._scaling.run(), name="scale"),
             asyncio.create_task(self._tracking.run(), name="track predictions"),
+            asyncio.create_task(self._load.run(), name="sample for the dashboard"),
+            asyncio.create_task(self._canaries.run(), name="judge canaries"),
             asyncio.create_task(self._keep_gateway_running(), name="keep gateway running"),
             asyncio.create_task(self._model_agent.run(), name="keep model agent running"),
         ]
@@ -279,7 +300,9 @@ class Operator:
             scaling=self._scaling,
             metrics=self._metrics,
             tracking=self._tracking,
+            trials=self._trials,
             documentation=self._documentation,
+            load=self._load,
             shut_down=self._shut_down,
         )
         app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
@@ -321,6 +344,9 @@ class Operator:
 
     def _is_failing(self, record: ApiRecord) -> bool:
         return self._reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM)
+
+    async def _return_to(self, api: str, number: int | None) -> None:
+        await self._deployer.rollback(api, number, force=True, by="canary")
 
     async def _inspect_machine(self) -> Machine:
         return Machine(os.environ, await self._engine.find_devices())

@@ -25,6 +25,7 @@ ATTRIBUTE = "app"
 AsgiApp = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Any]
 
 _ARGUMENTS = {ASGI: 3, WSGI: 2}
+_VERBS = frozenset({"get", "post", "put", "patch", "delete"})
 _NAMES = {ASGI: "an ASGI application", WSGI: "a WSGI application"}
 
 
@@ -66,6 +67,43 @@ def imports_gradio(text: str) -> bool:
         if any(name.partition(".")[0] == "gradio" for name in names):
             return True
     return False
+
+
+def example_request(text: str) -> tuple[str, str]:
+    """Return a verb and a path that the application of a file probably answers: of FastAPI, Flask and the like.
+
+    Of the paths in its decorators, a GET comes first, and one without parameters. ("GET", "/") if there is none.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # reported elsewhere
+        return "GET", "/"
+    found = [
+        route
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in node.decorator_list
+        if (route := _decorated_route(decorator)) is not None
+    ]
+    plain = [(verb, path) for verb, path in found if not set("{<") & set(path)]
+    return min(plain, key=lambda route: route[0] != "GET", default=("GET", "/"))
+
+
+def _decorated_route(decorator: ast.expr) -> tuple[str, str] | None:
+    """Return the verb and path of `@app.get("/path")`, and of `@app.route("/path", methods=["POST"])`."""
+    if not isinstance(decorator, ast.Call) or not isinstance(decorator.func, ast.Attribute):
+        return None
+    first = decorator.args[0] if decorator.args else None
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, str) or first.value[:1] != "/":
+        return None
+    name = decorator.func.attr
+    if name in _VERBS:
+        return name.upper(), first.value
+    if name != "route":
+        return None
+    methods = next((keyword.value for keyword in decorator.keywords if keyword.arg == "methods"), None)
+    verbs = [each.value for each in getattr(methods, "elts", ()) if isinstance(each, ast.Constant)] or ["GET"]
+    return "GET" if "GET" in verbs else str(verbs[0]).upper(), first.value
 
 
 def as_asgi(app: Any, type_: str, threads: int) -> AsgiApp:

@@ -89,6 +89,8 @@ _NO_REQUEST_IN_GRPC = {
 LOAD_MODEL = "load_model"
 #: The hook that answers requests of the Open Inference Protocol.
 HANDLE_V2 = "handle_v2"
+#: The hook that runs in each process that serves, after the class was constructed in it or in its fork server.
+AFTER_FORK = "after_fork"
 #: The hook that runs once, after the last batch of a job.
 ON_JOB_COMPLETE = "on_job_complete"
 
@@ -222,7 +224,7 @@ _HANDLER = Generation(
     method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC, **_CONTEXT}),
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
-    hooks={HANDLE_V2: Signature(required=("inputs",), optional=("parameters",))},
+    hooks={HANDLE_V2: Signature(required=("inputs",), optional=("parameters",)), AFTER_FORK: Signature()},
     inference_method=HANDLE_V2,
     returns_callback=True,
     json_over_forms=True,
@@ -304,7 +306,7 @@ def for_grpc(row: Generation, rpcs: Iterable[str]) -> Generation:
             optional=("payload", "context"), refused={**_NO_REQUEST_IN_GRPC, **_OF_JOBS, **_OF_ASYNC}
         ),
         summary="call the methods of the service over gRPC",
-        hooks={name: hook for name, hook in row.hooks.items() if name in row.required_hooks},
+        hooks={name: hook for name, hook in row.hooks.items() if name in (*row.required_hooks, AFTER_FORK)},
         after_hook=None,
         inference_method=None,
         returns_callback=False,
@@ -319,7 +321,9 @@ def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
     """Derive the row of a kind without HTTP requests from one for requests: no responses, so no `post_predict`."""
     signature = row.constructor_signature
     no_clients = dict.fromkeys(signature.refused.keys() & {"python_client", "model_client"}, _NO_CLIENT)
-    hooks = {name: hook for name, hook in row.hooks.items() if name not in (row.after_hook, row.inference_method)}
+    hooks = {
+        name: hook for name, hook in row.hooks.items() if name not in (row.after_hook, row.inference_method, AFTER_FORK)
+    }
     return replace(
         row,
         kind=kind,

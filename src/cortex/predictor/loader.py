@@ -24,7 +24,15 @@ from cortex.predictor.binding import BoundMethod, bind_function, bind_method, ca
 from cortex.predictor.bound_routes import BoundRoute, bind_routes
 from cortex.predictor.importing import import_user_file
 from cortex.predictor.inference.request_handler import RequestHandler
-from cortex.predictor.interface import GENERATIONS, PRE_INFERENCE, PROTO_MODULES, Generation, Signature, for_grpc
+from cortex.predictor.interface import (
+    AFTER_FORK,
+    GENERATIONS,
+    PRE_INFERENCE,
+    PROTO_MODULES,
+    Generation,
+    Signature,
+    for_grpc,
+)
 from cortex.predictor.interface_rules import (
     batched_method,
     batching_problem,
@@ -106,6 +114,7 @@ class BoundPredictor:
     instance: object | None = None  #: of the user's class; None if `methods` are functions or those of a built-in class
     routes: tuple[BoundRoute, ...] = ()  #: methods that answer requests at paths below the endpoint
     service: BoundService | None = None  #: answers all requests, over gRPC, instead of `methods`
+    after_fork_hook: Callable[[], object] | None = None  #: of the user's class
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -123,6 +132,18 @@ class BoundPredictor:
         methods = tuple(method.signature for method in self.methods.values())
         models = [] if self.loads_on_demand else [model.signature() for model in self.inference_models.values()]
         return ApiSignature(methods, tuple(models), tuple(each.signature for each in self.routes))
+
+    def after_fork(self) -> None:
+        """Call the user's `after_fork`, if there is one, in the process that serves. Raises: UserError."""
+        if self.after_fork_hook is None:
+            return
+        with user_code(f"by {AFTER_FORK}()"):
+            result = self.after_fork_hook()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise UserError(
+                f"{self.file}: {AFTER_FORK}() is async; write `def {AFTER_FORK}(self)`: no event loop runs yet"
+            )
 
     def close(self) -> None:
         """Unload the models and stop their backend; no method may be called afterwards."""
@@ -327,8 +348,9 @@ def _construct_predictor(
         values |= dict.fromkeys(PROTO_MODULES, code.definition.module)
     instance = code.construct(values, clients)
     if code.generation.has_application:
-        app = class_application(instance, spec.type, spec.path)
-        return BoundPredictor(code.generation, spec.path, {}, application=as_asgi(app, spec.type, spec.threads))
+        app = as_asgi(class_application(instance, spec.type, spec.path), spec.type, spec.threads)
+        hook = _after_fork_hook(code.generation, instance)
+        return BoundPredictor(code.generation, spec.path, {}, application=app, after_fork_hook=hook)
     if clients is not None and clients.registry is not None:
         clients.registry.load_latest(extra_versions)
     return _bind_instance(spec, code, instance, clients)
@@ -350,12 +372,13 @@ def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Cl
         verb: bind_method(instance, name, verb, code.generation, is_batched=name == batched)
         for name, verb in serving.items()
     }
+    hook = _after_fork_hook(code.generation, instance)
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if code.definition is not None:
         from cortex.predictor.protobuf import bind_service  # noqa: PLC0415 - other APIs start faster
 
         service = bind_service(code.definition, instance, code.generation, is_cached)
-        return BoundPredictor(code.generation, spec.path, {}, clients, service=service)
+        return BoundPredictor(code.generation, spec.path, {}, clients, service=service, after_fork_hook=hook)
     if is_cached:
         methods = {verb: method.in_scope() for verb, method in methods.items()}
     routes = bind_routes(instance, code.generation, is_cached)
@@ -368,8 +391,20 @@ def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Cl
         spec, code.generation, instance, None if batched else methods.get("POST"), is_cached
     )
     return BoundPredictor(
-        code.generation, spec.path, methods, clients, inference_models, instance=instance, routes=routes
+        code.generation,
+        spec.path,
+        methods,
+        clients,
+        inference_models,
+        instance=instance,
+        routes=routes,
+        after_fork_hook=hook,
     )
+
+
+def _after_fork_hook(generation: Generation, instance: object) -> Callable[[], object] | None:
+    hook: Callable[[], object] | None = getattr(instance, AFTER_FORK, None)
+    return hook if AFTER_FORK in generation.hooks else None
 
 
 def _inference_models(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 _MAX_MESSAGE_BYTES = 128 * 1024
@@ -17,6 +18,11 @@ class Channel:
         self.sock = sock
 
     @classmethod
+    def of(cls, fd: int) -> Channel:
+        """Create an end from its file descriptor, which it then owns."""
+        return cls(socket.socket(fileno=fd))
+
+    @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Create both ends."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -24,14 +30,14 @@ class Channel:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_MESSAGE_BYTES)
         return cls(ours), cls(theirs)
 
-    def send(self, kind: str, fd: int | None = None, **fields: Any) -> bool:
-        """Send a message, optionally with a file descriptor; return False if that failed."""
+    def send(self, kind: str, fd: int | None = None, fds: Sequence[int] = (), **fields: Any) -> bool:
+        """Send a message, optionally with one or several file descriptors; return False if that failed."""
         data = json.dumps({"kind": kind, **fields}).encode()
         try:
-            if fd is None:
+            if fd is None and not fds:
                 self.sock.send(data)
             else:
-                socket.send_fds(self.sock, [data], [fd])
+                socket.send_fds(self.sock, [data], [*fds] if fd is None else [fd])
         except OSError:
             return False
         return True
@@ -46,15 +52,20 @@ class Channel:
 
     def receive(self) -> tuple[dict[str, Any], int | None] | None:
         """Receive a message; None if the peer has closed. Raises: BlockingIOError if a non-blocking socket has none."""
+        received = self.receive_fds(1)
+        return None if received is None else (received[0], next(iter(received[1]), None))
+
+    def receive_fds(self, count: int) -> tuple[dict[str, Any], list[int]] | None:
+        """Receive a message with up to `count` file descriptors; the rest as `receive`."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, _MAX_MESSAGE_BYTES, 1)
+            data, fds, _, _ = socket.recv_fds(self.sock, _MAX_MESSAGE_BYTES, count)
         except BlockingIOError:
             raise
         except OSError:
             return None
         if not data:
             return None
-        return json.loads(data), fds[0] if fds else None
+        return json.loads(data), fds
 
     def fileno(self) -> int:
         """Return the file descriptor, for selectors."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from cortex.replica.requests.http import ConnectionPool
+from cortex.replica.http.connection import ConnectionPool
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ORPHAN_SERVES_S, RequestLimits, orphan_limit_s
 

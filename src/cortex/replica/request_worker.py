@@ -7,6 +7,7 @@ supervisor's side is `supervisor.request_worker`.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import socket
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from cortex.predictor.applications import WSGI
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
 from cortex.replica.channel import Channel
+from cortex.replica.http.connection import Connection
 from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
@@ -28,7 +30,6 @@ from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
 from cortex.replica.requests.app import SHARING_LOOP, App, call_slots
 from cortex.replica.requests.call_timing import CallDurations
-from cortex.replica.requests.http import Connection
 from cortex.replica.requests.inference_routes import inference_kinds
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
@@ -52,6 +53,12 @@ if TYPE_CHECKING:
 
 #: Delay before messages that the channel could not take are sent again.
 _RESEND_S = 0.05
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+#: Free memory that a process keeps at the end of its heap. glibc's default is 128 kB, or twice the largest freed block:
+#: then each body of a megabyte causes 250 page faults, which take as long as reading it.
+_KEPT_BYTES = 16 * 1024 * 1024
+#: Larger blocks are outside of the heap. glibc increases its default to this as blocks are freed.
+_MAPPED_BYTES = 32 * 1024 * 1024
 
 
 def run_request_worker(
@@ -68,8 +75,26 @@ def run_request_worker(
         file = open_metrics(spec, index)
         tracing = open_tracing(spec, index)
         predictor = _load(spec, channel, models, metrics_client(spec, index, file))
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
+        report_failure(channel, error)
+        return 1
+    return serve(spec, predictor, channel, shared_state, file, tracing, inheritance)
+
+
+def serve(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    tracing: Tracing | None,
+    inheritance: Inheritance,
+) -> int:
+    """Serve requests with a constructed class until stopped; return the exit code."""
+    try:
         if tracing is not None:
             tracing.serve_user_code()
+        predictor.after_fork()
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
         check_readiness(spec, predictor, loop, channel)
@@ -78,8 +103,10 @@ def run_request_worker(
         report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
+    if spec.models is None:  # else memory of models that are not used any more has to be returned
+        _keep_freed_memory()
     if predictor.service is not None:
-        orphan = _serve_grpc(spec, predictor.service, loop, channel, shared_state, file, inheritance)
+        orphan = _serve_grpc(spec, predictor.service, loop, channel, shared_state, file, tracing, inheritance)
     elif lifespan is not None:
         orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, tracing, inheritance)
     else:
@@ -90,6 +117,14 @@ def run_request_worker(
     orphan.finish()
     enter_background()  # freeing the memory of big models takes a while
     return 0
+
+
+def _keep_freed_memory() -> None:
+    """Let the allocator keep enough freed memory for the bodies of requests and responses."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not musl
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BoundPredictor:
@@ -175,6 +210,7 @@ def _serve_grpc(
     channel: Channel,
     shared_state: SharedConnectionState,
     file: MetricFile | None,
+    tracing: Tracing | None,
     inheritance: Inheritance,
 ) -> Orphan:
     from cortex.replica.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
@@ -185,7 +221,7 @@ def _serve_grpc(
         (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
     )
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
-    server = GrpcServer(spec, service, loop, runner, shared_state, file)
+    server = GrpcServer(spec, service, loop, runner, shared_state, file, tracing)
     orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, runner.stop))
     shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads

@@ -12,7 +12,7 @@ plain stores, so that it is correct even while the worker is stuck in C code and
      |                        | if some of it is unsent
      `-------------------- DRAINING
 
-The worker makes these transitions (`replica/requests/http.py`), except for those to AGAIN:
+The worker makes these transitions (`replica/http/connection.py`), except for those to AGAIN:
 
     from                        event                                               to
     IDLE                        the first bytes of a request arrive                 READING

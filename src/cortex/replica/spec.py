@@ -13,6 +13,11 @@ from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
 
 #: How long a worker accepts requests after its supervisor died. A running operator removes its route much sooner.
 ORPHAN_SERVES_S = 3.0
+#: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
+DEV_VARIABLE = "CORTEX_DEV"
+TERMINAL_HINT = "; the terminal shows the traceback"
+#: Set while `cortex.testing` runs an API, whose tracebacks are the output of the test.
+TEST_VARIABLE = "CORTEX_TEST"
 _EXIT_HOOKS_S = 2.0
 
 
@@ -104,6 +109,7 @@ class ReplicaSpec:
     endpoint: str = ""  #: of `type: command`: the path prefix of the API
     strip_prefix: bool = True  #: of `type: command`: the server gets paths without `endpoint`
     start_timeout_s: float = 600.0  #: of `type: command`: time until the server is ready
+    preload: bool = False  #: the class is constructed in a fork server, from which the processes are forked
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
@@ -208,6 +214,7 @@ class ProcessStatus:
     )
     death: Death | None = None  #: the last death
     failure: StartFailure | None = None  #: of the last start, if it did not become ready
+    waits_for: str = ""  #: why a process that starts is not ready yet, if that takes long and is known
     deaths: tuple[Death, ...] = ()  #: the last `KEPT_DEATHS` of a job worker, including failed starts, oldest first
     near: str = ""  #: unix path on its own node, if `socket` is `host:port`
     has_short_calls: bool = False  #: its calls take a few milliseconds at most: the gateway may send requests ahead

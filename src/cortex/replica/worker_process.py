@@ -34,12 +34,15 @@ MAX_SIGNATURE_BYTES = 64 * 1024
 _MAX_DETAIL_CHARS = 8 * 1024
 _RETRY_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None)
 
 
-def enter_project(spec: ReplicaSpec, index: int) -> ReplicaSpec:
+def enter_project(spec: ReplicaSpec, index: int | None) -> ReplicaSpec:
     """Enter the working copy of process `index`, and set the environment variables of user code.
+
+    The fork server has no index. What it forks shares its working copy.
 
     Return the spec with the paths of the copy. Raises: UserError.
     """
@@ -59,13 +62,19 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def set_environment(spec: ReplicaSpec, index: int) -> None:
-    """Set the environment variables of user code in process `index`."""
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parents end, also of those that have left their session."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_environment(spec: ReplicaSpec, index: int | None) -> None:
+    """Set the environment variables of user code in process `index`; the fork server has none."""
     os.environ["CORTEX_API_NAME"] = spec.api
     os.environ["CORTEX_REPLICA_ID"] = spec.id
-    os.environ["CORTEX_PROCESS_INDEX"] = str(index)
     os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
-    os.environ |= process_environ(spec, index)
+    if index is not None:
+        os.environ["CORTEX_PROCESS_INDEX"] = str(index)
+        os.environ |= process_environ(spec, index)
 
 
 def set_python_path(spec: ReplicaSpec) -> None:

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.processes.process_tree import descendants
 from cortex.replica.channel import Channel
-from cortex.replica.commands.command_process import STOP_S, process_tree
+from cortex.replica.commands.command_process import STOP_S
 from cortex.replica.commands.worker import run_command_worker
 from cortex.replica.orphan import Inheritance
-from cortex.replica.spec import Death, StartFailure
+from cortex.replica.spec import Death, ProcessStatus, StartFailure
 from cortex.supervisor.exit_reasons import name_death, resident_bytes
 from cortex.supervisor.request_worker import RequestWorker, WorkerOutput
 
@@ -37,12 +38,19 @@ class CommandWorker(RequestWorker):
     _tail = b""
     _memory_bytes = 0
     _measure_at = 0.0
+    _waits_for = ""
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
         inheritance = Inheritance(output, self._listener)
         return run_command_worker(self._spec, self.index, channel, self._connections.shared_state, inheritance)
+
+    @property
+    def status(self) -> ProcessStatus:
+        """The status reported to the engine."""
+        status = super().status
+        return replace(status, waits_for=self._waits_for) if self.state is ProcessState.STARTING else status
 
     @property
     def user_pid(self) -> int | None:
@@ -53,9 +61,9 @@ class CommandWorker(RequestWorker):
     def memory_bytes(self) -> int:
         """The resident memory of the command and of the processes that it has started."""
         now = time.monotonic()
-        if self._command_pid and now >= self._measure_at:
+        if self._command_pid and self.pid is not None and now >= self._measure_at:
             self._measure_at = now + _MEASURE_S
-            self._memory_bytes = sum(map(resident_bytes, process_tree(self._command_pid)))
+            self._memory_bytes = sum(map(resident_bytes, descendants(self.pid)))
         return self._memory_bytes
 
     def _on_start(self) -> None:
@@ -63,6 +71,7 @@ class CommandWorker(RequestWorker):
         self._command_pid = 0
         self._wait_status = None
         self._tail = b""
+        self._waits_for = ""
         self._memory_bytes = 0
         self._measure_at = 0.0
 
@@ -71,6 +80,8 @@ class CommandWorker(RequestWorker):
         kind = message["kind"]
         if kind == "command":
             self._command_pid = int(message["pid"])
+        elif kind == "waiting":
+            self._waits_for = str(message["message"])
         elif kind == "ended":
             self._wait_status = int(message["wait_status"])
         elif kind == "unresponsive":

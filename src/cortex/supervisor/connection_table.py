@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.grpc.trailers import supervisor_response, supervisor_trailers
-from cortex.replica.requests.http import close_frame, error_response
+from cortex.replica.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
+from cortex.replica.http.connection import close_frame, error_response, path_below
+from cortex.replica.http.openai_errors import is_openai_path
 from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection
@@ -39,6 +40,8 @@ ABANDONED_CALL_S = 1.0
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
 _STALL_CHECK_S = 0.5
+#: More than the gateway lets pass as the head of a request.
+_HEAD_BYTES = 160 * 1024
 
 
 @dataclass
@@ -56,10 +59,20 @@ class OpenConnection:
 class ConnectionTable:
     """The connections of one process. `on_answer` receives the status of each response sent by the supervisor."""
 
-    def __init__(self, on_answer: Callable[[int], None], keeps_requests: bool = False, is_grpc: bool = False) -> None:
-        """Create an empty table; with `is_grpc`, all requests are gRPC calls."""
+    def __init__(
+        self,
+        on_answer: Callable[[int], None],
+        keeps_requests: bool = False,
+        is_grpc: bool = False,
+        may_have_openai_errors: bool = False,
+    ) -> None:
+        """Create an empty table.
+
+        With `is_grpc`, all requests are gRPC calls; with `may_have_openai_errors`, errors below `/v1` have that form.
+        """
         self._on_answer = on_answer
         self._is_grpc = is_grpc
+        self._may_have_openai_errors = may_have_openai_errors
         self.shared_state = SharedConnectionState(keeps_requests)
         self.open: dict[int, OpenConnection] = {}
         self.failed_requests: list[str] = []  #: ids of requests answered here
@@ -237,19 +250,19 @@ class ConnectionTable:
         connection = self.open.pop(index)
         is_websocket = self.shared_state.state(index) is ConnectionState.UPGRADED
         if not is_websocket:  # its response, 101, was counted
-            self._on_answer(status)
+            self._on_answer(supervisor_status(status) if self._is_grpc else status)
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
         try:
-            connection.sock.send(self._response(index, status, message, request_id))
+            connection.sock.send(self._response(connection, index, status, message, request_id))
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
         self._lingering.append((time.monotonic() + LINGER_S, connection.sock))
         self._ended.add(index)
 
-    def _response(self, index: int, status: int, message: str, request_id: str) -> bytes:
+    def _response(self, connection: OpenConnection, index: int, status: int, message: str, request_id: str) -> bytes:
         state = self.shared_state.state(index)
         if state is ConnectionState.UPGRADED:
             return close_frame(message)
@@ -257,7 +270,10 @@ class ConnectionTable:
             return supervisor_trailers(status, message)
         if self._is_grpc:
             return supervisor_response(status, message)
-        in_openai_form = bool(request_id) and self.shared_state.has_openai_errors(index)
+        if state is ConnectionState.IDLE:
+            in_openai_form = self._may_have_openai_errors and is_unread_openai_request(connection.sock)
+        else:
+            in_openai_form = state is not ConnectionState.READING and self.shared_state.has_openai_errors(index)
         return error_response(status, message, request_id, in_openai_form)
 
     # Closing.
@@ -305,6 +321,19 @@ class StallDetector:
             )
             self._stalled_since = (self._stalled_since or now) if is_stalled else None
         return now - self._stalled_since if self._stalled_since is not None else 0.0
+
+
+def is_unread_openai_request(sock: socket.socket) -> bool:
+    """Return whether the unread data of a socket is a request whose errors have OpenAI's form."""
+    try:
+        head = sock.recv(_HEAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT).partition(b"\r\n\r\n")[0]
+    except OSError:
+        return False
+    line, *fields = head.split(b"\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (field.partition(b":") for field in fields)}
+    endpoint = headers.get(b"x-cortex-endpoint")  # set by the gateway for paths below the endpoint
+    target = line.split(b" ")[1:2]
+    return endpoint is not None and bool(target) and is_openai_path(path_below(target[0], endpoint))
 
 
 def has_unread(sock: socket.socket) -> bool | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
 
 from cortex.processes.priority import enter_background
+from cortex.processes.process_tree import children
 from cortex.replica.working_copy import remove_tree
 from cortex.supervisor.process_slot import leave_supervisor
 
@@ -39,11 +42,22 @@ class Housekeeping:
         if file.suffix == ".py" and not Path(cache_from_source(str(file))).exists():
             self._start(partial(_compile, project, file))
 
+    def has(self, pid: int) -> bool:
+        """Return whether a child process is one of these."""
+        return pid in self._pids
+
     def reap(self) -> None:
         """Remove the processes that have ended."""
         for pid in list(self._pids):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._pids.discard(pid)
+
+    def end_adopted(self, others: Collection[int | None]) -> None:
+        """Kill the children of this process that it has not started: neither `others` nor those of this object."""
+        for pid in set(children(os.getpid())) - {*others, *self._pids}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            self._pids.add(pid)
 
     def _start(self, work: Callable[[], object]) -> None:
         parent = os.getpid()

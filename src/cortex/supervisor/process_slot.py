@@ -64,8 +64,9 @@ EXIT_S = 2.0
 #: A dying process closes its end of the channel a moment before its death is reported.
 _CHANNEL_LOST_S = 1.0
 
-#: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child.
-Fork = Callable[["ProcessSlot", Channel], tuple[int, int, int]]
+#: Forks; returns (pid, read end of stdout, read end of stderr) in the parent and never in the child. The pid is None if
+#: another process forks it, in which case the message "forked" has it.
+Fork = Callable[["ProcessSlot", Channel], tuple[int | None, int, int]]
 
 
 class ProcessSlot(ABC):
@@ -110,6 +111,11 @@ class ProcessSlot(ABC):
     def memory_bytes(self) -> int:
         """The resident memory of the process that runs user code."""
         return resident_bytes(self.user_pid) if self.user_pid is not None else 0
+
+    @property
+    def copy_pid(self) -> int | None:
+        """The process that has created the working copy; None without a process."""
+        return self.pid
 
     @property
     def inherited(self) -> tuple[int, ...]:

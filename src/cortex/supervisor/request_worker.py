@@ -20,10 +20,11 @@ from typing import Any
 
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import ProcessState
+from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.replica.channel import Channel
 from cortex.replica.orphan import Inheritance
 from cortex.replica.request_worker import run_request_worker
-from cortex.replica.shared_state import ConnectionState
+from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import (
@@ -64,7 +65,12 @@ class RequestWorker(ProcessSlot):
         # TensorFlow models are batched below the calls: there, each request is a call of its own.
         is_bisected = spec.batches_calls and spec.isolates_failures
         self._bisection = BatchBisection() if is_bisected else None
-        self._connections = ConnectionTable(on_answer, is_bisected, spec.protobuf_path is not None)
+        self._connections = ConnectionTable(
+            on_answer,
+            is_bisected,
+            is_grpc=spec.protobuf_path is not None,
+            may_have_openai_errors=spec.type not in APPLICATION_TYPES,
+        )
         self._not_handed_over: list[int] = []
         self._shares_loop = False
         self._condemned_for: Death | None = None
@@ -80,7 +86,7 @@ class RequestWorker(ProcessSlot):
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
         inheritance = Inheritance(output, self._listener)
         models = self.models.start(self.is_standby)
-        return run_request_worker(self._spec, self.index, channel, self._connections.shared_state, models, inheritance)
+        return run_request_worker(self._spec, self.index, channel, self.shared_state, models, inheritance)
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -91,6 +97,11 @@ class RequestWorker(ProcessSlot):
     @property
     def _listener(self) -> socket.socket | None:
         return None if self.is_standby else self._listeners.listener(self.index)
+
+    @property
+    def shared_state(self) -> SharedConnectionState:
+        """The memory that the slot shares with its processes."""
+        return self._connections.shared_state
 
     @property
     def busy_connections(self) -> int:

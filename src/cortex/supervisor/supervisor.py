@@ -31,6 +31,7 @@ from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
+from cortex.replica.worker_process import adopt_orphans
 from cortex.replica.working_copy import StrategyTest, copies_folder, ignored_strategy
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
@@ -38,6 +39,7 @@ from cortex.supervisor.process_slot import ProcessSlot, fork
 from cortex.supervisor.request_worker import RequestWorker
 
 if TYPE_CHECKING:
+    from cortex.supervisor.fork_server import ForkServer
     from cortex.supervisor.model_agent_client import ModelAgentClient
     from cortex.supervisor.model_rollout import ModelRollout
 
@@ -67,12 +69,14 @@ class Supervisor:
         )
         self._workers: list[ProcessSlot] = []
         self._others: list[RequestWorker] = []  # standbys, and retiring workers
+        self._fork_server: ForkServer | None = None
         self._rollout: ModelRollout | None = None
         self._model_agent: ModelAgentClient | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._started_at = time.time()
         self._last_status: ReplicaStatus | None = None
         self._is_stopping = False
+        self._reaps_adopted = False  #: a process has ended that may be one of no slot
         self._housekeeping = Housekeeping()
         self._signals_read, self._signals_write = socket.socketpair()
 
@@ -89,6 +93,8 @@ class Supervisor:
         """Open the sockets and start the workers."""
         allow_descriptors(len(self._spec.sockets) * MAX_CONNECTIONS + _OTHER_DESCRIPTORS)
         self._metrics.startup()
+        if self._spec.command or self._spec.preload:
+            adopt_orphans()  # of proxies that are killed; workers, from the processes between them and a fork server
         self._signals_read.setblocking(False)
         self._signals_write.setblocking(False)
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
@@ -109,6 +115,10 @@ class Supervisor:
             return
         gc.collect()
         self._spec = replace(self._spec, working_copies=test.finish().value)
+        if self._spec.preload:
+            from cortex.supervisor.fork_server import ForkServer  # noqa: PLC0415 - as above
+
+            self._fork_server = ForkServer(self._spec, self._workers, fork)
         self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
@@ -127,7 +137,7 @@ class Supervisor:
             )
             self._tick_models(time.monotonic())
         else:
-            for worker in self._workers:
+            for worker in self._everyone():
                 self.start(worker)
 
     def _refuse_start(self, reason: str) -> None:
@@ -146,6 +156,10 @@ class Supervisor:
             from cortex.supervisor.command_worker import CommandWorker  # noqa: PLC0415 - as above
 
             return CommandWorker(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
+        if self._fork_server is not None:
+            from cortex.supervisor.fork_server import PreloadedWorker  # noqa: PLC0415 - as above
+
+            return PreloadedWorker(self._spec, index, self._listeners, self._fork_server, self._metrics.answered)
         return self._create_request_worker(index)
 
     def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorker:
@@ -172,16 +186,18 @@ class Supervisor:
         if self._control is not None:
             self._control.tick(now)
         for worker in self._everyone():
-            pid = worker.pid
+            channel = worker.channel
             worker.tick(now)
-            if worker.pid != pid:
+            if worker.channel is not channel:
                 self._watch_worker(worker)
         self._others = [worker for worker in self._others if worker.state is not ProcessState.STOPPED]
+        self._reap_adopted()
         self._tick_models(now)
         self._publish_status()
 
     def _everyone(self) -> list[ProcessSlot]:
-        return [*self._workers, *self._others]
+        fork_servers = [self._fork_server] if self._fork_server is not None else []
+        return [*self._workers, *self._others, *fork_servers]
 
     def _tick_models(self, now: float) -> None:
         if self._rollout is None or self._model_agent is None or self._is_stopping:
@@ -247,11 +263,17 @@ class Supervisor:
             if received is None:
                 self._unwatch(channel.fileno())
                 worker.on_channel_lost()
+                if worker.channel is None:  # no process was forked for it
+                    self._close_outputs(worker)
                 return
             with contextlib.suppress(KeyError, TypeError, ValueError):  # as above
                 if received[0]["kind"] == "log" and self._spec.jobs_socket is not None:
                     self._change_log(worker, Path(received[0]["path"]))
                 worker.on_message(received[0])
+                if received[0]["kind"] == "forked":
+                    self._reap(worker)  # it may have ended before its pid was known
+                    if worker.channel is not channel:
+                        return
                 if received[0]["kind"] == "ready" and self._spec.path:
                     self._housekeeping.compile(Path(self._spec.project_dir), self._spec.path)
 
@@ -286,11 +308,26 @@ class Supervisor:
                 self._stop(self._spec.timeout_s)
         for worker in self._everyone():
             self._reap(worker)
+        if self._spec.command:
+            self._housekeeping.end_adopted({worker.pid for worker in self._everyone()})
         self._housekeeping.reap()
+        self._reaps_adopted = self._fork_server is not None
+
+    def _reap_adopted(self) -> None:
+        """Reap processes that user code has left behind: those of a subreaper become its children."""
+        if not self._reaps_adopted or self._fork_server is None or self._fork_server.is_forking:
+            return  # while it forks, an unknown process may be a worker
+        self._reaps_adopted = False
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if self._housekeeping.has(ended.si_pid) or ended.si_pid in [each.pid for each in self._everyone()]:
+                    return  # it has just ended, so the next signal is about it
+                os.waitpid(ended.si_pid, 0)
 
     def _reap(self, worker: ProcessSlot) -> None:
         if worker.pid is None:
             return
+        copy_pid = worker.copy_pid
         pid, wait_status = os.waitpid(worker.pid, os.WNOHANG)
         if pid == 0:
             return
@@ -299,6 +336,24 @@ class Supervisor:
             channel = worker.channel
             self._on_message(worker, channel)
             self._unwatch(channel.fileno())
+        self._close_outputs(worker)
+        stopping = worker.state is ProcessState.STOPPING
+        starting = worker.state is ProcessState.STARTING
+        death = worker.on_death(wait_status)
+        if not stopping:
+            self._metrics.died(death.cause)
+        self._metrics.gather()
+        if copy_pid is not None and copy_pid not in [other.copy_pid for other in self._everyone()]:
+            self._housekeeping.remove(copies_folder(self._spec.run_dir, copy_pid))
+        inside = worker.take_interrupted()
+        reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
+        self._log.line(worker.index, SUPERVISOR, f"process {death.pid} {reason}")
+        if self._rollout is not None and not stopping:
+            self._rollout.on_death(worker, starting)
+        self._watch_worker(worker)
+
+    def _close_outputs(self, worker: ProcessSlot) -> None:
+        """Log the rest of the output of a process that has ended."""
         for fd in list(worker.outputs):
             while self._on_output(worker, fd):
                 pass
@@ -306,19 +361,6 @@ class Supervisor:
                 self._unwatch(fd)
                 os.close(fd)
         worker.outputs = {}
-        stopping = worker.state is ProcessState.STOPPING
-        starting = worker.state is ProcessState.STARTING
-        death = worker.on_death(wait_status)
-        if not stopping:
-            self._metrics.died(death.cause)
-        self._metrics.gather()
-        self._housekeeping.remove(copies_folder(self._spec.run_dir, pid))
-        inside = worker.take_interrupted()
-        reason = f"{'stopped' if stopping else death.message}{', inside: ' if inside else ''}{inside}"
-        self._log.line(worker.index, SUPERVISOR, f"process {death.pid} {reason}")
-        if self._rollout is not None and not stopping:
-            self._rollout.on_death(worker, starting)
-        self._watch_worker(worker)
 
     def _stop(self, drain_s: float) -> None:
         now = time.monotonic()

@@ -36,7 +36,7 @@ from harness.wait import wait_until
 FROM_HERE = "cluster"
 #: What a process of each kind has in its command line.
 OPERATOR, BRIDGE, NODE_AGENT = b"cortex.operator.main", b"cortex.cluster.ray_bridge", b"cortex.cluster.node.agent\0"
-SUPERVISOR, MODEL_AGENT, HAPROXY = b"cortex.supervisor.supervisor", b"cortex.models.agent", b"haproxy"
+SUPERVISOR, MODEL_AGENT, HAPROXY = b"cortex.supervisor.supervisor", b"cortex.models.agent.agent", b"haproxy"
 #: All that is ours and not Ray's, nor a command that somebody runs.
 OURS = (OPERATOR, BRIDGE, NODE_AGENT, SUPERVISOR, MODEL_AGENT, HAPROXY)
 

@@ -106,7 +106,8 @@ class Installation:
         return self.client.get_api(api)
 
     def pids(self, api: str) -> set[int]:
-        return {replica["pid"] for replica in self.status()["replicas"] if replica["api"] == api}
+        """Return the processes of an API's replicas; one that starts may have none yet."""
+        return {replica["pid"] for replica in self.status()["replicas"] if replica["api"] == api} - {None}
 
     def url(self, path: str) -> str:
         return f"http://{self.host}:{self.gateway_port}{path}"

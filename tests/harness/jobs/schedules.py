@@ -20,7 +20,8 @@ from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
 from cortex.operator.replicas.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
-from cortex.state.queries.apis import ApiChange, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 Clock = Callable[[], float]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cortex.models.layout import check_listing, source_entries
-from cortex.models.listing import Listing, Prefix
+from cortex.models.agent.layout import check_listing, source_entries
+from cortex.models.agent.listing import Listing, Prefix
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
 
 Files = Mapping[str, bytes]

@@ -36,7 +36,7 @@ _PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from cortex.home import Home
-from cortex.models import agent
+from cortex.models.agent import agent
 from cortex.telemetry import Logger, configure
 home = Home(Path(sys.argv[1]))
 configure(home.logs_dir / "models.log")

@@ -98,6 +98,8 @@ SERVER = """
             elif path == "/nothing":
                 self.send_response(204)
                 self.end_headers()
+            elif path == "/headers":
+                self.answer(200, b"many", **{f"x-{number}": "1" for number in range(int(body))})
             elif path == "/spawn":
                 child = subprocess.Popen(["sleep", "600"])
                 self.answer(200, str(child.pid).encode())

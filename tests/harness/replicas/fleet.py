@@ -10,7 +10,8 @@ from cortex.config.schema import Api
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
 from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
-from cortex.state.queries.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord
+from cortex.state.revision import Target
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3')

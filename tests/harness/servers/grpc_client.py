@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,26 @@ def numbers_client(
         channel = grpc.secure_channel(address, credentials, unlimited)
     with channel:
         yield NumbersClient(channel, folder, package)
+
+
+def stalled_call(address: tuple[str, int], path: str) -> socket.socket:
+    """Begin a call by frames of HTTP/2 whose message never becomes complete; return its connection."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": path,
+        ":authority": "x",
+        "content-type": "application/grpc",
+    }
+    literal = (bytes((0, len(name))) + name.encode() + bytes((len(v),)) + v.encode() for name, v in fields.items())
+    sock = socket.create_connection(address)
+    settings, headers = _frame(4, 0, 0, b""), _frame(1, 4, 1, b"".join(literal))
+    sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + headers + _frame(0, 0, 1, b"\0\0\0\0\x64ab"))
+    return sock
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def failure(call: Callable[[], Any]) -> Any:

@@ -43,7 +43,7 @@ def test_a_token_is_valid_from_its_creation_until_it_is_revoked_also_for_the_nex
     store: TokenStore, tokens: Tokens
 ) -> None:
     made = create(tokens, "deploy", name="ci", api="iris", expires_in_s=60)
-    principal = Principal("ci", TokenScope.DEPLOY, "iris", NOW + timedelta(seconds=60))
+    principal = Principal("ci", TokenScope.DEPLOY, "iris", NOW + timedelta(seconds=60), made["id"])
     for each in (tokens, Tokens(store, "b" * 64, lambda: NOW)):
         assert each.identify(f"bearer {made['token']}") == principal
         assert each.list() == [{key: value for key, value in made.items() if key != "token"}]
@@ -80,9 +80,9 @@ def test_rejects_wrong_tokens(tokens: Tokens, change: str) -> None:
 def test_an_expired_token_is_rejected_with_the_time(store: TokenStore, tokens: Tokens) -> None:
     made = create(tokens, expires_in_s=30.5)
     later = Tokens(store, "a", lambda: NOW + timedelta(seconds=31))
-    tokens.check_expiry(tokens.identify(f"Bearer {made['token']}"))
+    tokens.check_validity(tokens.identify(f"Bearer {made['token']}"))
     with pytest.raises(UnauthorizedError, match="the token 'read' expired at 2026-11-22 12:00 UTC"):
-        later.check_expiry(later.identify(f"Bearer {made['token']}"))
+        later.check_validity(later.identify(f"Bearer {made['token']}"))
     assert [token["is_expired"] for token in (*tokens.list(), *later.list())] == [False, True]
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.operator.autoscaling.policy import (
@@ -116,10 +116,10 @@ def test_ignores_rounding_errors_of_the_average() -> None:
 
 
 def test_the_ceiling_limits_only_upscaling() -> None:
-    ceiling = Ceiling(3, "a replica needs 1 cores, but 0 of this machine's 4 are free")
+    ceiling = Ceiling(3, "a replica needs 1 core, but 0 of this machine's 4 are free")
     decision = decide(policy(), OLD, flat(400.0), NOW, 2, replace(ceiling, replicas=2))
     assert decision.requested == 2
-    assert decision.reason.endswith("no capacity for more: a replica needs 1 cores, but 0 of this machine's 4 are free")
+    assert decision.reason.endswith("no capacity for more: a replica needs 1 core, but 0 of this machine's 4 are free")
     assert decision.shortage == f"3 replicas are wanted, but there is room for 2: {ceiling.shortage}"
     assert decide(policy(min_replicas=2), OLD, flat(400.0), NOW, 1, replace(ceiling, replicas=1)).requested == 2
     enough = decide(policy(), OLD, flat(36.0), NOW, 9, ceiling)
@@ -161,8 +161,6 @@ def test_the_reason_contains_every_rule_that_applied() -> None:
 
 # Properties.
 
-#: No deadline: machines are busy at times.
-each = settings(deadline=None, max_examples=60)
 COUNTS = st.integers(0, 200)
 LOADS = st.floats(0, 5000, allow_nan=False)
 
@@ -196,7 +194,6 @@ def within(chosen: ScalingPolicy, current: int) -> int:
     return min(max(current, chosen.min_replicas), chosen.max_replicas)
 
 
-@each
 @given(policies(), histories(), LOADS, COUNTS)
 def test_decisions_respect_bounds_and_step_limits(
     chosen: ScalingPolicy, history: ScalingHistory, load: float, current: int
@@ -210,7 +207,6 @@ def test_decisions_respect_bounds_and_step_limits(
         assert load == 0
 
 
-@each
 @given(policies(), histories(), LOADS, LOADS, COUNTS)
 def test_more_load_never_means_fewer_replicas(
     chosen: ScalingPolicy, history: ScalingHistory, one: float, other: float, current: int
@@ -220,7 +216,6 @@ def test_more_load_never_means_fewer_replicas(
     assert low <= high
 
 
-@each
 @given(policies(), st.integers(1, 200), st.floats(-1, 1), st.integers(1, 30))
 def test_a_load_within_the_tolerance_never_moves_anything(
     chosen: ScalingPolicy, current: int, share: float, ticks: int
@@ -248,13 +243,11 @@ def replay(chosen: ScalingPolicy, trace: list[float]) -> list[Decision]:
     return made
 
 
-@each
 @given(policies(), st.lists(LOADS, max_size=60))
 def test_a_recorded_trace_gives_identical_decisions_twice(chosen: ScalingPolicy, trace: list[float]) -> None:
     assert replay(chosen, trace) == replay(chosen, trace)
 
 
-@each
 @given(policies(), LOADS)
 def test_a_constant_load_converges(chosen: ScalingPolicy, load: float) -> None:
     numbers = [decision.requested for decision in replay(chosen, [load] * 300)]

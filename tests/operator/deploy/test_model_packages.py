@@ -14,7 +14,7 @@ from cortex.operator.deploy import model_checks
 from cortex.operator.deploy.deployer import revision_of
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.replica.spec import ReplicaSpec, Setup
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from harness.models.model_makers import onnx_model
 from harness.servers.public_bucket import public_bucket
 

@@ -53,7 +53,7 @@ def test_each_job_gets_a_first_worker_before_any_gets_a_second() -> None:
 
 
 def test_a_job_without_capacity_stores_what_it_waits_for() -> None:
-    lack = "a worker needs 3 cores, but 1 of this machine's 4 are free; it starts once there is capacity"
+    lack = "a worker needs 3 cores, but 1 of this machine's 4 is free; it starts once there is capacity"
     jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
     assert plan_jobs(jobs, crew, free_capacity(1), NOW) == [SetMessage("a", lack)]
     advice = " (replicas of APIs hold 2 cores: delete some, or lower their compute.cpu)"

@@ -11,8 +11,9 @@ from cortex.operator.monitoring import metric_totals
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
 from cortex.state.database import open_sqlite
-from cortex.state.queries.apis import ApiChange, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.metrics import MetricStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 REQUESTS = series_key(SeriesKind.COUNTER, "requests", {"code": "200"})

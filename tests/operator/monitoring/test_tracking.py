@@ -22,9 +22,10 @@ from cortex.replica.monitoring.metrics import MetricFile, process_file
 from cortex.replica.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.database import open_sqlite
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.queries.predictions import MAX_ERROR, PredictionStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 HOUR = 487_000

@@ -233,7 +233,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(events, max_size=30), st.sets(revisions))
 def test_no_sequence_of_events_reduces_ready_replicas_and_every_sequence_converges(
     history: list[tuple[str, ...]], broken: set[str]
@@ -293,3 +293,47 @@ def test_an_unproven_revision_gets_one_replica_even_at_zero_desired_replicas() -
     assert wanted_replicas(replace(idle, serving=target("r1"))) == 1
     # Requests are answered with the failure instead of being held, so none of them would wake it up.
     assert wanted_replicas(replace(idle, failure=StoredFailure("ValueError: bad weights"))) == 1
+
+
+def tried(desired: ApiRecord, replicas: list[Replica], percent: int = 10) -> list[ReplicaAction]:
+    """Plan while the newest revision is a canary."""
+    states = {("iris", revision): DONE for revision in ("r1", "r2")}
+    return plan([desired], replicas, states, 0.0, canaries={"iris": percent})
+
+
+def test_a_canary_has_the_replicas_of_its_share_in_addition_to_the_old_ones() -> None:
+    desired = record(target("r2", api(replicas=8)), target("r1", api(replicas=8)))
+    old = [replica(f"o{number}") for number in range(8)]
+    assert started(tried(desired, old)) == ["r2"]
+    assert started(tried(desired, old, percent=50)) == ["r2"] * 4
+    new = [replica(f"n{number}", revision="r2") for number in range(4)]
+    assert tried(desired, [*old, *new], percent=50) == []
+
+
+def test_a_canary_is_not_promoted_before_its_trial_ends() -> None:
+    desired = record(target("r2"), target("r1"))
+    replicas = [replica("old"), replica("new", revision="r2")]
+    assert tried(desired, replicas) == []
+    assert decide(desired, replicas) == [Promote(target("r2")), Retire("old")]
+
+
+def test_an_old_replica_lost_during_a_trial_is_replaced() -> None:
+    desired = record(target("r2", api(replicas=2)), target("r1", api(replicas=2)))
+    replicas = [replica("old"), replica("new", revision="r2")]
+    assert started(tried(desired, replicas)) == ["r1"]
+
+
+def test_an_api_without_requests_has_one_replica_of_each_revision_during_a_trial() -> None:
+    spec = api(replicas=0)
+    desired = record(target("r2", spec), target("r1", spec), replicas=0)
+    assert started(tried(desired, [])) == ["r2", "r1"]
+
+
+def test_a_canary_that_fails_is_kept_once_and_the_old_replicas_stay() -> None:
+    desired = record(target("r2"), target("r1"))
+    assert tried(desired, [replica("old"), replica("new", FAILED, revision="r2")]) == []
+
+
+def test_a_canary_that_returns_is_retired() -> None:
+    desired = record(target("r1"), target("r1"))
+    assert retired(decide(desired, [replica("old"), replica("new", revision="r2")])) == ["new"]

@@ -14,7 +14,8 @@ from cortex.operator.replicas.plan import Preparation, Promote, Replica, Replica
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.status import shortage_of, status_of
 from cortex.replica.spec import ProcessStatus
-from cortex.state.queries.apis import ApiRecord, StoredFailure, Target
+from cortex.state.queries.apis import ApiRecord, StoredFailure
+from cortex.state.revision import Target
 from harness.replicas.fleet import FAILED, READY, STARTING, api, record, replica, target
 
 DONE = Preparation(Stage.DONE)
@@ -183,7 +184,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(events, max_size=20), st.sets(revisions), st.integers(0, 4))
 @example([("deploy", "r1", 1, 1), ("settle",), ("deploy", "r2", 1, 1)], {"r2"}, 1)
 @example([("settle",), ("settle",), ("deploy", "r2", 1, 2)], {"r2"}, 0)

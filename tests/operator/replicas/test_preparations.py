@@ -9,7 +9,7 @@ from cortex.errors import EnvironmentBuildError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.replica.spec import StartFailure
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 from harness.replicas.fleet import target
 

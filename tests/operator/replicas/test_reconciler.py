@@ -24,8 +24,9 @@ from cortex.operator.replicas.routing import server_name
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState
 from cortex.state.database import open_jobs_sqlite, open_sqlite
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.signatures import SignatureStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 from harness.replicas.fleet import api, target
 from harness.replicas.scripted import ScriptedEngine, ScriptedGateway, until

@@ -181,3 +181,30 @@ def test_a_command_gets_every_path_below_its_endpoint_as_it_arrives() -> None:
     found = backend([], handler=handler)
     assert found.subpaths == ("/",)
     assert found.protocol is Protocol.COMMAND
+
+
+def canary_backend(*replicas: Replica, percent: int = 10) -> ApiBackend:
+    desired = record(target("r2"), target("r1"))
+    (found,) = routes_of([desired], replicas, {}, canaries={"iris": percent}).backends
+    return found
+
+
+def test_a_canary_has_servers_of_its_own() -> None:
+    found = canary_backend(replica("old"), replica("new", revision="r2"))
+    assert names(found) == ["old-0"]
+    assert found.canary is not None
+    assert (found.canary.percent, [server.name for server in found.canary.servers]) == (10, ["new-0"])
+
+
+@pytest.mark.parametrize("revision", ["r1", "r2"])
+def test_a_revision_alone_gets_all_requests_of_a_trial(revision: str) -> None:
+    found = canary_backend(replica("a", revision=revision), replica("b", STARTING, revision="r1"))
+    assert names(found) == ["a-0"]
+    assert found.canary is not None
+    assert (found.canary.percent, found.canary.servers) == (0, ())
+
+
+def test_without_a_trial_all_revisions_share_the_requests() -> None:
+    (found,) = routes_of([record(target("r2"), target("r1"))], [replica("a"), replica("b", revision="r2")], {}).backends
+    assert names(found) == ["a-0", "b-0"]
+    assert found.canary is None

@@ -98,6 +98,8 @@ def test_the_json_has_the_documented_keys() -> None:
     assert (data["status_code"], data["message"]) == ("error", "error")
     assert data["failure"] == {"message": BROKEN.message, "traceback": BROKEN.traceback}
     assert set(data["replica_counts"]) == {"requested", "updated", "stale"}
+    slow = process(state=ProcessState.STARTING, waits_for="GET /health answered 503")
+    assert status([new(slow)]).to_json()["waits_for"] == "GET /health answered 503"
 
 
 def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> None:

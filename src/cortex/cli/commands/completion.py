@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cortex.cli.session import Session
-from cortex.errors import CortexError
+from cortex.errors import CortexError, UsageError
 
 if TYPE_CHECKING:
     from cortex.client.client import Client
 
 #: Line that asks the shell to complete the name of a file.
 _FILES = ":files"
+#: Precedes the words of the command line, in calls of the scripts.
+_WORDS = "--words"
 _FILE_ARGUMENTS = frozenset({"FILE", "SAMPLE", "JOB.json"})
 #: Limit of the wait for the operator.
 _LOOKUP_S = 1.0
@@ -33,15 +35,18 @@ Candidate = tuple[str, str]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=sorted(_SCRIPTS), help="bash, fish or zsh")
-    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # A positional argument, because the remainder of an option would end at the word `--`.
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
     """Print the script, or the candidates for the last one of the given words."""
-    if arguments.words is None:
+    if not arguments.words:
         session.console.line(_SCRIPTS[arguments.shell].rstrip("\n"))
         return 0
-    for word, text in candidates(arguments.words or [""], session):
+    if arguments.words[0] != _WORDS:
+        raise UsageError(f"{arguments.words[0]}: no such argument; `cortex completion SHELL` has no others")
+    for word, text in candidates(arguments.words[1:] or [""], session):
         session.console.line(f"{word}\t{' '.join(text.split())}" if text else word)
     return 0
 
@@ -96,7 +101,8 @@ class _Line:
             yield from self._values(action, session)
 
     def _next_positional(self) -> argparse.Action | None:
-        found = [action for action in self.parser._actions if not action.option_strings]
+        actions = self.parser._actions
+        found = [action for action in actions if not action.option_strings and action.help != argparse.SUPPRESS]
         if self.positionals < len(found):
             return found[self.positionals]
         return found[-1] if found and found[-1].nargs in ("*", "+") else None
@@ -180,7 +186,7 @@ _cortex() {{
     else
       COMPREPLY+=("${{line%%$'\\t'*}}")
     fi
-  done < <("${{COMP_WORDS[0]}}" completion bash --words "${{COMP_WORDS[@]:1:COMP_CWORD}}" 2>/dev/null)
+  done < <("${{COMP_WORDS[0]}}" completion bash {_WORDS} "${{COMP_WORDS[@]:1:COMP_CWORD}}" 2>/dev/null)
 }}
 complete -o filenames -F _cortex cortex
 """
@@ -189,7 +195,7 @@ _ZSH = f"""\
 _cortex() {{
   local -a described
   local line tab=$'\\t'
-  for line in "${{(@f)$("$words[1]" completion zsh --words "${{(@)words[2,CURRENT]}}" 2>/dev/null)}}"; do
+  for line in "${{(@f)$("$words[1]" completion zsh {_WORDS} "${{(@)words[2,CURRENT]}}" 2>/dev/null)}}"; do
     if [[ "$line" == "{_FILES}" ]]; then
       _files
     elif [[ "$line" == *"$tab"* ]]; then
@@ -210,7 +216,7 @@ _FISH = f"""\
 function __cortex_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
-    for line in ($words[1] completion fish --words $words[2..-1] "$current" 2>/dev/null)
+    for line in ($words[1] completion fish {_WORDS} $words[2..-1] "$current" 2>/dev/null)
         if test "$line" = "{_FILES}"
             __fish_complete_path "$current"
         else

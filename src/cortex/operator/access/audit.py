@@ -96,7 +96,8 @@ class AuditLog:
 class AuditMiddleware:
     """ASGI middleware that records the requests to routes that change something, the refused ones included.
 
-    It holds the start of a response until the entry is stored.
+    It holds the start of a response until the entry is stored. `request.state.error` has the message of an error whose
+    response is not JSON.
     """
 
     def __init__(self, app: ASGIApp, log: AuditLog) -> None:
@@ -133,7 +134,8 @@ class AuditMiddleware:
         principal: Principal | None = state.get("principal")
         changes: list[_Change] = state.get("changes", [])
         if status >= 400 or not changes:
-            detail = ": ".join(filter(None, (route.subject, _error(body) if status >= 400 else "")))
+            problem = (state.get("error") or _error(body)) if status >= 400 else ""
+            detail = ": ".join(filter(None, (route.subject, problem)))
             changes = [_Change(route.api, detail, status < 400)]
         return [
             AuditEntry(

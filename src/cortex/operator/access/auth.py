@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.errors import ForbiddenError, InputError, UnauthorizedError
 from cortex.gateway.addresses import numeric
-from cortex.operator.access.scopes import OPEN_PATHS, authorize
+from cortex.operator.access.scopes import DASHBOARD, OPEN_PATHS, authorize
 from cortex.operator.access.tokens import Tokens
 
 #: Name of the user on the client's machine, percent-encoded. Not verified: any client may send any name.
@@ -28,7 +28,8 @@ class AuthMiddleware:
     """ASGI middleware that rejects requests that their token does not permit, or with a foreign Host or Origin.
 
     Sets `request.state.principal`, the `Principal`, for routes. `host` is the address that the operator listens on;
-    `is_own_name` accepts further host names of this operator.
+    `is_own_name` accepts further host names of this operator. The dashboard has cookies instead of tokens, which
+    `operator/dashboard/security.py` checks.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens, host: str, is_own_name: HostCheck) -> None:
@@ -58,11 +59,11 @@ class AuthMiddleware:
         origin = headers.get("origin")
         if origin is not None and not _is_same_origin(origin, host):
             raise ForbiddenError(f"requests from pages of {origin} are rejected")
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS or f"{scope['path']}/".startswith(DASHBOARD):
             return
         principal = self._tokens.identify(headers.get("authorization", ""))
         scope.setdefault("state", {})["principal"] = principal
-        self._tokens.check_expiry(principal)
+        self._tokens.check_validity(principal)
         authorize(principal, scope["method"], scope["path"])
 
     def _is_own_host(self, host: str) -> bool:

@@ -36,6 +36,9 @@ def _deploy(change: str, limits_itself: bool = False) -> Access:
     return Access(TokenScope.DEPLOY, change, limits_itself)
 
 
+#: Prefix of the paths of the dashboard, whose requests have a cookie instead of a token.
+DASHBOARD = "/dashboard/"
+
 #: Paths that need no token, so that a browser opens the documentation. They disclose nothing about this installation.
 OPEN_PATHS = frozenset(
     {"/livez", "/docs", "/openapi.json", "/apis/docs", *(f"/apis/docs/{name}" for name in DOCS_ASSETS)}
@@ -53,6 +56,7 @@ ROUTES: Mapping[str, Access] = {
     "DELETE /v1/apis/{api}": _deploy("delete"),
     "POST /v1/apis/{api}/refresh": _deploy("refresh"),
     "POST /v1/apis/{api}/rollback": _deploy("rollback"),
+    "POST /v1/apis/{api}/promote": _deploy("promote"),
     "GET /v1/apis/{api}/history": _READ,
     "GET /v1/apis/{api}/wait": _READ,
     "GET /v1/apis/{api}/logs": _READ,
@@ -73,6 +77,21 @@ ROUTES: Mapping[str, Access] = {
     "POST /v1/tokens": Access(TokenScope.ADMIN, "create token"),
     "DELETE /v1/tokens/{token_id}": Access(TokenScope.ADMIN, "revoke token"),
     "GET /v1/audit": _ADMIN,
+    "POST /v1/dashboard/codes": Access(TokenScope.READ, limits_itself=True),
+}
+
+#: Pages and buttons of the dashboard: what a session's token must permit. A page shows only links that these permit.
+DASHBOARD_ROUTES: Mapping[str, Access] = {
+    "GET /dashboard/": Access(TokenScope.READ, limits_itself=True),
+    "POST /dashboard/sign-out": Access(TokenScope.READ, limits_itself=True),
+    "GET /dashboard/apis/{api}": _READ,
+    "GET /dashboard/apis/{api}/logs": _READ,
+    "GET /dashboard/apis/{api}/configuration": _READ,
+    "GET /dashboard/apis/{api}/history": _READ,
+    "POST /dashboard/apis/{api}/rollback": _deploy("rollback"),
+    "POST /dashboard/apis/{api}/refresh": _deploy("refresh"),
+    "GET /dashboard/apis/{api}/console": _deploy(""),
+    "POST /dashboard/apis/{api}/console": _deploy(""),
 }
 
 
@@ -86,7 +105,8 @@ class RequestedRoute:
 
 
 _COMPILED: list[tuple[str, re.Pattern[str], Access]] = [
-    (route.split()[0], compile_path(route.split()[1])[0], access) for route, access in ROUTES.items()
+    (route.split()[0], compile_path(route.split()[1])[0], access)
+    for route, access in {**ROUTES, **DASHBOARD_ROUTES}.items()
 ]
 
 

@@ -39,6 +39,7 @@ class Principal:
     scope: TokenScope
     api: str | None = None  #: the only API that it may read or change; None: all
     expires_at: datetime | None = None
+    token_id: str = ""  #: "" for the token of the home
 
     def check_apis(self, apis: set[str], what: str) -> None:
         """Check that this client may change some APIs, named in `what`. Raises: ForbiddenError."""
@@ -74,10 +75,12 @@ class Tokens:
         token = self._tokens.get(rest.partition("_")[0]) if prefix == "ct" else None
         if token is None or not hmac.compare_digest(_digest(given), token.digest):
             raise UnauthorizedError("the operator's token is missing or wrong")
-        return Principal(token.name, token.scope, token.api, token.expires_at)
+        return Principal(token.name, token.scope, token.api, token.expires_at, token.id)
 
-    def check_expiry(self, principal: Principal) -> None:
-        """Check that a client's token is still valid. Raises: UnauthorizedError."""
+    def check_validity(self, principal: Principal) -> None:
+        """Check that a client's token has neither expired nor been revoked. Raises: UnauthorizedError."""
+        if principal.token_id and principal.token_id not in self._tokens:
+            raise UnauthorizedError(f"the token {principal.name!r} was revoked")
         if principal.expires_at is not None and principal.expires_at <= self._clock():
             raise UnauthorizedError(
                 f"the token {principal.name!r} expired at {principal.expires_at:%Y-%m-%d %H:%M} UTC; "

@@ -24,8 +24,9 @@ from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagno
 from cortex.operator.deploy.history import describe_changes
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.history import HistoryEntry
+from cortex.state.revision import Target
 
 _OVERRIDE = "(override with --force)"
 #: Name of the file in diagnostics of a patch.
@@ -329,8 +330,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     handler = api.handler.model_dump(mode="json")
     if handler["server_side_batching"] is None:  # hash as versions without this field do: an upgrade restarts nothing
         del handler["server_side_batching"]
-    for extension in ("app", "protobuf_path"):
-        if handler[extension] is None:
+    for extension in ("app", "protobuf_path", "preload"):
+        if not handler[extension]:
             del handler[extension]
     if not handler["dependencies"]["model_packages"]:
         del handler["dependencies"]["model_packages"]

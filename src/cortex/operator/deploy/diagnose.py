@@ -17,9 +17,9 @@ from cortex.config.validate import CheckedFile, check_file
 from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
-from cortex.predictor.annotation_checks import check_annotations
 from cortex.predictor.applications import imports_gradio
-from cortex.predictor.source_checks import check_source
+from cortex.predictor.checks.annotation_checks import check_annotations
+from cortex.predictor.checks.source_checks import check_source, find_missing_application
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
 from cortex.projects.protobuf_file import TOOLS
@@ -79,6 +79,7 @@ def diagnose_project(
     """Check a configuration file against a project in another folder; otherwise like `diagnose`."""
     checked = check_file(config_file, display_name, project, deployed)
     problems = [*checked.problems, *_project_problems(project, checked.readable), *_schedule_problems(checked)]
+    problems += _application_problems(checked, project)
     packages: dict[str, dict[str, str]] = {}
     if machine is not None:
         inspection = _inspect_models(project, checked.readable, machine)
@@ -114,8 +115,8 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     for api, path, text in _sources(project, apis):
         h = api.handler
         batches, has_models = _has_batching(h), h.models is not None
-        rpcs = _rpcs_of(api, project)
-        yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, _app_of(api), rpcs)
+        has_application, rpcs = _app_of(api) is not None, _rpcs_of(api, project)
+        yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, has_application, rpcs)
 
 
 def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -159,6 +160,18 @@ def _grpc_packages(api: Api, project: ProjectFiles) -> dict[str, str]:
     if not api.is_grpc or is_own or TOOLS in requirement_lines(project.text(files.pip)):
         return {}
     return {TOOLS: ""}
+
+
+def _application_problems(checked: CheckedFile, project: ProjectFiles) -> Iterator[Diagnostic]:
+    for entry in checked.checked:
+        name = _app_of(entry.api)
+        if name is None:
+            continue
+        for _, path, text in _sources(project, [entry.api]):
+            missing = find_missing_application(text, path, name)
+            problem = missing and entry.point_at(Violation(("handler.app",), *missing))
+            if problem:
+                yield problem
 
 
 def _schedule_problems(checked: CheckedFile) -> Iterator[Diagnostic]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from cortex.config.schema import ANY_MODEL, PYTHON, Api
 from cortex.config.violations import Violation
 from cortex.errors import ModelFormatError, StorageError
+from cortex.models.agent.layout import CheckedListing, check_listing, describe_invalid, source_entries
+from cortex.models.agent.listing import Listing, Prefix, download_small_files, list_models, sample_names
 from cortex.models.formats.detection import Detection, detect
-from cortex.models.layout import CheckedListing, check_listing, describe_invalid, source_entries
-from cortex.models.listing import Listing, Prefix, download_small_files, list_models, sample_names
 from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.models.spec import Model, ModelProblem, ModelSource
 from cortex.predictor.estimators.loader import check_trust

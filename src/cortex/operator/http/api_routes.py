@@ -78,6 +78,14 @@ def deploy_routes(services: Services) -> APIRouter:
         """Deploy a revision of an API's history again; by default the one that was live before."""
         return _record(request, [await deployer.rollback(api, revision, force, caller_of(request))])[0]
 
+    @router.post("/apis/{api}/promote")
+    async def promote(request: Request, api: str) -> Json:
+        """End the trial of an API's newest revision, so that it replaces the old one."""
+        record = services.api(api)
+        services.trials.promote(record, caller_of(request))
+        services.reconciler.wake()
+        return asdict(DeployResult(api, f"promoting revision {record.number} of {api}"))
+
     @router.post("/apis/{api}/refresh")
     async def refresh(api: str, force: bool = False) -> Json:
         """Replace every replica of an API."""
@@ -85,7 +93,10 @@ def deploy_routes(services: Services) -> APIRouter:
 
     @router.delete("/apis/{api}")
     async def delete(api: str, keep_cache: bool = False, force: bool = False) -> Json:
-        """Delete an API; `keep_cache` keeps its history. `force` is accepted and ignored: the CLI asks its user."""
+        """Delete an API with its history; `keep_cache` keeps its jobs, their results and the list of its versions.
+
+        `force` is accepted and ignored: the CLI asks its user.
+        """
         result = await deployer.delete(api, keep_cache)
         await services.jobs.api_deleted(api, keep_cache)
         await services.reconciler.settled(api, _DELETED_S)  # callers rely on it: the endpoint is gone on return
@@ -119,7 +130,7 @@ def api_routes(services: Services) -> APIRouter:
     async def history(api: str) -> list[Json]:
         """Return the revisions of an API that a rollback can deploy again, the newest first."""
         record = services.api(api)
-        return [_revision(entry, record) for entry in services.apis.history(api)]
+        return [describe_revision(entry, record) for entry in services.apis.history(api)]
 
     @router.get("/{api}/logs")
     async def logs(
@@ -145,7 +156,7 @@ def api_routes(services: Services) -> APIRouter:
 
     @router.get("/{api}/scaling")
     async def scaling(api: str) -> Json:
-        """Return an API's autoscaling policy and its latest scaling decisions, oldest first."""
+        """Return an API's autoscaling policy, its latest scaling decisions, oldest first, and the trial of a canary."""
         record = services.api(api)
         if not record.spec.kind.has_replicas:
             raise InputError(f"{api} is {with_article(record.kind)}: it has no replicas to scale")
@@ -154,6 +165,7 @@ def api_routes(services: Services) -> APIRouter:
             "requested": wanted_replicas(record),
             "policy": asdict(ScalingPolicy.of(record.spec)),
             "decisions": [decision.to_json() for decision in services.scaling.decisions(api)],
+            "canary": services.trials.describe(record),
         }
 
     @router.post("/{api}/feedback")
@@ -186,6 +198,8 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described[name] = [status_json(job) for job in jobs]
     if record.spec.kind.has_replicas and (room := services.scaling.room(record)) is not None:
         described["room"] = asdict(room)
+    if record.spec.kind.has_replicas:
+        described["memory"] = await _memory(services, record.name)
     if record.spec.tracker is not None:
         described["tracker"] = await asyncio.to_thread(services.tracking.describe, record)
     return described
@@ -199,6 +213,19 @@ async def describe_apis(services: Services, only: str | None = None) -> list[Jso
     return [
         _describe(services, record, metrics) | (jobs.get(record.name, NO_JOBS) if record.spec.kind.runs_jobs else {})
         for record in records
+    ]
+
+
+async def _memory(services: Services, api: str) -> list[Json]:
+    used = {replica: each.memory for replica, each in (await services.metrics.usage()).items() if each.api == api}
+    return [
+        {
+            "replica": replica,
+            "proportional_bytes": each.proportional_bytes,
+            "shared_bytes": each.shared_bytes,
+            "private_bytes": each.private_bytes,
+        }
+        for replica, each in sorted(used.items())
     ]
 
 
@@ -235,6 +262,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "revision": record.revision,
         "revision_number": record.number,
         "live_revision_number": record.live_number,
+        "canary": services.trials.describe(record),
         "scaling_shortage": services.scaling.shortage(record),
         "models": models,
         "realtime_model_metadata": as_metadata(models) if models else None,
@@ -245,7 +273,8 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
     }
 
 
-def _revision(entry: HistoryEntry, record: ApiRecord) -> Json:
+def describe_revision(entry: HistoryEntry, record: ApiRecord) -> Json:
+    """Return an entry of an API's history."""
     return {
         "number": entry.number,
         "revision": entry.revision,

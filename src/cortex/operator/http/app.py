@@ -17,6 +17,9 @@ from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, In
 from cortex.operator.access.audit import AuditMiddleware
 from cortex.operator.access.auth import AuthMiddleware, HostCheck
 from cortex.operator.access.routes import audit_routes, key_routes, token_routes
+from cortex.operator.dashboard.app import code_routes, create_dashboard
+from cortex.operator.dashboard.security import PREFIX
+from cortex.operator.dashboard.sessions import Sessions
 from cortex.operator.http.api_routes import api_routes, deploy_routes
 from cortex.operator.http.documentation_routes import documentation_routes
 from cortex.operator.http.job_routes import job_routes
@@ -43,6 +46,9 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
     app.include_router(token_routes(services.tokens))
     app.include_router(audit_routes(services.audit_log))
     app.include_router(documentation_routes(services.documentation, services.identity.gateway_url))
+    sessions = Sessions(services.tokens)
+    app.include_router(code_routes(sessions))
+    app.mount(PREFIX, create_dashboard(services, sessions, logger))
     app.add_middleware(AuthMiddleware, tokens=services.tokens, host=host, is_own_name=is_own_name)
     app.add_middleware(AuditMiddleware, log=services.audit_log)  # around the other, so that it records refusals
 

@@ -45,8 +45,7 @@ def stream_logs(
     `replica` selects one replica, `form` filters and formats the lines. With `follow` the response continues with new
     lines until `is_over`. Raises: InputError.
     """
-    if replica is not None and not _REPLICA.fullmatch(replica):
-        raise InputError(f"{replica!r} is not a replica id")
+    _check_replica(replica)
     if follow:
         lines = _follow(sources, folder, replica, tail, is_over, form)
     else:
@@ -54,14 +53,27 @@ def stream_logs(
     return StreamingResponse(lines, media_type=_MEDIA_TYPE)
 
 
-async def _past(
+async def read_logs(
     sources: Sequence[LogSource], folder: str, replica: str | None, tail: int, form: LogForm
-) -> AsyncIterator[str]:
+) -> Sequence[LogLine]:
+    """Return the last `tail` lines that `form` selects, in order of time. Raises: InputError."""
+    _check_replica(replica)
     # Filtering by request needs all lines: `tail` then counts those that match.
     read_tail = None if form.request is not None else tail
     found = await asyncio.gather(*(_read(source, folder, replica, read_tail) for source in sources))
-    for line in deque(filter(form.matches, heapq.merge(*found, key=lambda line: line.at)), maxlen=tail):
+    return deque(filter(form.matches, heapq.merge(*found, key=lambda line: line.at)), maxlen=tail)
+
+
+async def _past(
+    sources: Sequence[LogSource], folder: str, replica: str | None, tail: int, form: LogForm
+) -> AsyncIterator[str]:
+    for line in await read_logs(sources, folder, replica, tail, form):
         yield form.format(line)
+
+
+def _check_replica(replica: str | None) -> None:
+    if replica is not None and not _REPLICA.fullmatch(replica):
+        raise InputError(f"{replica!r} is not a replica id")
 
 
 async def _read(source: LogSource, folder: str, replica: str | None, tail: int | None) -> list[LogLine]:

@@ -16,6 +16,8 @@ from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
+from cortex.operator.canary.trials import Trials
+from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.documentation import Documentation
@@ -49,7 +51,9 @@ class Services:
     scaling: Autoscaler
     metrics: Metrics
     tracking: Tracking
+    trials: Trials
     documentation: Documentation
+    load: LoadRecorder
     shut_down: Callable[[bool], None]  #: stop the operator soon; with True the gateway and all replicas, too
 
     def api(self, name: str) -> ApiRecord:

@@ -56,7 +56,8 @@ from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
-from cortex.state.queries.apis import ApiStore, Target
+from cortex.state.queries.apis import ApiStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes while there is a job or worker: deadlines, retries and idle workers are checked.

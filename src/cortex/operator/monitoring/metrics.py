@@ -21,7 +21,14 @@ from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
-from cortex.replica.monitoring.metrics import Series, SeriesKind, escape_surrogates, parse_key
+from cortex.replica.monitoring.metrics import (
+    DURATION_BOUNDS_S,
+    HANDLER,
+    Series,
+    SeriesKind,
+    escape_surrogates,
+    parse_key,
+)
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
@@ -35,6 +42,8 @@ HELP: Mapping[str, str] = {
     "cortex_replicas_wanted": "Desired replicas.",
     "cortex_replica_cpu_seconds_total": "CPU time of a replica's processes.",
     "cortex_replica_memory_bytes": "Resident memory of a replica's processes.",
+    "cortex_replica_proportional_memory_bytes": "Memory of a replica's processes, with their shares of shared pages.",
+    "cortex_replica_private_memory_bytes": "Memory that only one process has, of a replica's processes.",
     "cortex_replica_gpu_memory_bytes": "Used memory of a replica's GPU.",
     "cortex_replica_gpu_utilization": "Part of the time in which a replica's GPU ran a kernel, 0 to 1.",
     "cortex_replica_requests_total": "Responses of replicas by status code, including those for a process that died.",
@@ -42,6 +51,7 @@ HELP: Mapping[str, str] = {
     "cortex_request_handler_seconds": "Time in the user's code.",
     "cortex_request_duration_seconds": "Time from a request's arrival at the gateway to its response.",
     "cortex_route_requests_total": "Responses of an application by route template.",
+    "cortex_grpc_calls_total": "Calls of a gRPC service by rpc and status.",
     "cortex_route_duration_seconds": "Time from a request's arrival at the gateway to the end of its response.",
     "cortex_batch_wait_seconds": "Time that a request waited for others to join its batch.",
     "cortex_batch_size": "Requests per call.",
@@ -60,6 +70,8 @@ HIDDEN = "_"
 
 #: Labels by class of status code; 0: no response, because the client disconnected.
 _STATUS_CLASSES = {kind: f"{kind}xx" if kind else "other" for kind in (1, 2, 3, 4, 5, 0)}
+#: Bounds of histograms whose other buckets are not shown.
+_SHOWN: Mapping[str, Collection[float]] = {HANDLER: (*DURATION_BOUNDS_S, math.inf)}
 _TYPES = {
     SeriesKind.COUNTER: "counter",
     SeriesKind.BUCKET: "histogram",
@@ -103,6 +115,10 @@ class Metrics:
         self._state_of = state_of
         self._usage = usage
         self._logger = logger
+
+    async def usage(self) -> Mapping[str, ResourceUsage]:
+        """Measure the replicas, by id."""
+        return await self._usage()
 
     async def text(self) -> bytes:
         """Return the page for all APIs that are deployed."""
@@ -170,7 +186,9 @@ def _replica_points(api: str, state: ApiState) -> Iterator[MetricPoint]:
 def _usage_points(replica: str, usage: ResourceUsage) -> Iterator[MetricPoint]:
     labels = {"api": usage.api, "replica": replica}
     yield counter("cortex_replica_cpu_seconds_total", usage.cpu_s, **labels)
-    yield gauge("cortex_replica_memory_bytes", usage.memory_bytes, **labels)
+    yield gauge("cortex_replica_memory_bytes", usage.memory.resident_bytes, **labels)
+    yield gauge("cortex_replica_proportional_memory_bytes", usage.memory.proportional_bytes, **labels)
+    yield gauge("cortex_replica_private_memory_bytes", usage.memory.private_bytes, **labels)
     for gpu in usage.gpus:
         yield gauge("cortex_replica_gpu_memory_bytes", gpu.memory_bytes, **labels, gpu=gpu.id)
         yield gauge("cortex_replica_gpu_utilization", gpu.utilization, **labels, gpu=gpu.id)
@@ -215,6 +233,8 @@ def _histogram(name: str, labels: Labels, buckets: Mapping[float, float], total:
     count = 0.0
     for bound in sorted({*buckets, math.inf}):
         count += buckets.get(bound, 0.0)
+        if bound not in _SHOWN.get(name, (bound,)):
+            continue
         limit = "+Inf" if bound == math.inf else f"{bound:g}"
         yield MetricPoint("histogram", name, f"{name}_bucket", (*labels, ("le", limit)), count)
     yield MetricPoint("histogram", name, f"{name}_sum", labels, total)

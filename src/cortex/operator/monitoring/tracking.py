@@ -27,8 +27,9 @@ from cortex.replica.monitoring.tracker import (
     copy_predictions,
     find_predictions,
 )
-from cortex.state.queries.apis import ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.predictions import PredictionStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 #: Interval of drift detection.

@@ -116,9 +116,9 @@ class MachineCapacity:
         cpu, mem = compute.cpu or 0.0, compute.mem or 0
         if cpu > self.cores + _EPSILON and cpu:
             free = max(round(self.cores, 3), 0)  # rounded: sums of fractions leave residues
-            message = _shortage(f"{cpu:g} cores", f"{free:.3g}", f"{self.total_cores:g}", cpu > self.total_cores)
+            message = _shortage(_cores(f"{cpu:g}"), f"{free:.3g}", f"{self.total_cores:g}", cpu > self.total_cores)
             is_held = self.total_cores >= cpu > self.total_cores - self.replica_cores + _EPSILON
-            return message + (_advice(f"{self.replica_cores:.3g} cores", "compute.cpu") if is_held else "")
+            return message + (_advice(_cores(f"{self.replica_cores:.3g}"), "compute.cpu") if is_held else "")
         if mem > self.memory_bytes and mem:
             left, total = format_size(max(self.memory_bytes, 0)), format_size(self.total_memory_bytes)
             message = _shortage(format_size(mem), left, total, mem > self.total_memory_bytes)
@@ -139,10 +139,15 @@ def _device_shortage(name: str, wanted: int, free: int, total: int) -> str:
     return f"{needs}, but {free or 'none'} of this machine's {total} is free; it starts once there is capacity"
 
 
+def _cores(number: str) -> str:
+    return f"{number} core" if number == "1" else f"{number} cores"
+
+
 def _shortage(wanted: str, free: str, total: str, is_hopeless: bool) -> str:
     if is_hopeless:
         return f"a worker needs {wanted}, but this machine has {total}; lower its `compute`"
-    return f"a worker needs {wanted}, but {free} of this machine's {total} are free; it starts once there is capacity"
+    free_ones = f"{free} of this machine's {total} {'is' if free == '1' else 'are'} free"
+    return f"a worker needs {wanted}, but {free_ones}; it starts once there is capacity"
 
 
 def _advice(held: str, field: str) -> str:

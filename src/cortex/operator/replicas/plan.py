@@ -8,6 +8,8 @@ The rules, in the order of precedence:
 4. A replica starts only if enough devices are free. If the old replicas of its API hold them, as many of these as
    necessary are retired first, in spite of rule 1: otherwise no update could ever begin. If the new revision then
    fails, its replicas release the devices to the revision that served, and it is not retried before the next deploy.
+5. While the newest revision is a canary, it has as many replicas as its share of the requests needs, in addition to
+   those of the revision that serves. It is not promoted before its trial ends (`operator/canary`).
 
 A revision on its way to traffic:
 
@@ -25,11 +27,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
-from cortex.state.queries.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord
+from cortex.state.revision import Target
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,11 @@ def wanted_replicas(record: ApiRecord, target: Target | None = None) -> int:
     return max(wanted, 1) if target is None and not is_proven(record) else wanted
 
 
+def canary_replicas(wanted: int, percent: int) -> int:
+    """Return the replicas that a canary needs for its share of the requests that `wanted` replicas serve."""
+    return max(1, math.ceil(wanted * percent / 100))
+
+
 def is_proven(record: ApiRecord) -> bool:
     """Return whether the newest revision has served and has no recorded failure."""
     return record.serving == record.target and record.failure is None
@@ -158,17 +167,20 @@ def plan(
     preparations: PreparationStates,
     now: float,
     capacity: DeviceCapacity = DeviceCapacity(),  # noqa: B008 - it is frozen
+    canaries: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ReplicaAction]:
     """Return the next actions, in the order in which to apply them; none if the desired state is reached.
 
-    `capacity` is what `replicas` leave free of the devices.
+    `capacity` is what `replicas` leave free of the devices. `canaries` has the share of the newest revision, in
+    percent, of each API whose newest revision is tried.
     """
     by_api: dict[str, list[Replica]] = {}
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
     actions: list[ReplicaAction] = []
     for record in sorted(records, key=lambda record: _device_priority(record, by_api)):
-        one = _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, capacity)
+        percent = canaries.get(record.name)
+        one = _ApiPlan.of(record, by_api.pop(record.name, []), preparations, now, capacity, percent)
         actions += one.decide()
         capacity = one.capacity
     for orphans in by_api.values():
@@ -193,8 +205,9 @@ class _ApiPlan:
     old: list[Replica]
     preparations: PreparationStates
     now: float
-    wanted: int
+    wanted: int  #: replicas of the newest revision
     capacity: DeviceCapacity
+    canary_percent: int | None = None  #: share of the requests while the newest revision is tried
     actions: list[ReplicaAction] = field(default_factory=list)
 
     @classmethod
@@ -205,13 +218,17 @@ class _ApiPlan:
         preparations: PreparationStates,
         now: float,
         capacity: DeviceCapacity,
+        canary_percent: int | None,
     ) -> _ApiPlan:
         new: list[Replica] = []
         old: list[Replica] = []
         for replica in replicas:
             stays = replica.spec.revision == record.revision and not replica.is_leaving
             (new if stays else old).append(replica)
-        return cls(record, new, old, preparations, now, wanted_replicas(record), capacity)
+        wanted = wanted_replicas(record)
+        if canary_percent is not None:
+            wanted = canary_replicas(wanted, canary_percent)
+        return cls(record, new, old, preparations, now, wanted, capacity, canary_percent)
 
     def decide(self) -> list[ReplicaAction]:
         if not self.record.spec.kind.has_replicas:
@@ -238,7 +255,7 @@ class _ApiPlan:
         return self.actions
 
     def _promote(self) -> None:
-        if self._new_ready() >= self.wanted and not is_proven(self.record):
+        if self.canary_percent is None and self._new_ready() >= self.wanted and not is_proven(self.record):
             self.actions.append(Promote(self.record.target))
 
     def _configure(self) -> None:
@@ -267,11 +284,12 @@ class _ApiPlan:
         for replica in list(self.old):
             if replica.spec.revision != served and not replica.has_served:
                 self._retire(replica, self.old)  # superseded by a newer deploy before it served
-        keep = max(0, self._floor() - self._new_ready())
+        keep = max(0, self._floor() - self._counted(self._new_ready()))
         ranked = sorted(
             self.old, key=lambda replica: (not replica.is_ready, replica.spec.revision != served, *_age(replica))
         )
-        keep = min(keep, len(ranked) - self._retired_for_devices(ranked))
+        if self.canary_percent is None:
+            keep = min(keep, len(ranked) - self._retired_for_devices(ranked))
         for replica in ranked[keep:]:
             self._retire(replica, self.old)
 
@@ -279,7 +297,8 @@ class _ApiPlan:
         missing = self.wanted - len(self.new)
         if missing <= 0 or any(replica.has_failed for replica in self.new) or self._yields_devices():
             return
-        if self.old and self._preparation(self.record.target).stage is Stage.DONE:
+        is_update = self.old and self.canary_percent is None
+        if is_update and self._preparation(self.record.target).stage is Stage.DONE:
             missing = min(missing, self.wanted + self._surge() - len(self.new) - len(self.old))
         self._start(self.record.target, missing)
 
@@ -291,10 +310,10 @@ class _ApiPlan:
         if any(replica.has_failed for replica in self.old):
             return
         wanted = self._floor()
-        if not self._new_fails():
+        if not self._new_fails() and self.canary_percent is None:
             wanted = min(wanted, wanted_replicas(self.record, serving))
         proven = sum(replica.has_served for replica in self.new)
-        self._start(serving, wanted - proven - len(self.old))
+        self._start(serving, wanted - self._counted(proven) - len(self.old))
 
     def _start(self, target: Target, count: int) -> None:
         preparation = self._preparation(target)
@@ -354,10 +373,15 @@ class _ApiPlan:
 
     def _lost_old(self) -> int:
         """Count the replicas that the previous revision is missing."""
-        return max(0, self._floor() - sum(replica.has_served for replica in self.new) - len(self.old))
+        proven = sum(replica.has_served for replica in self.new)
+        return max(0, self._floor() - self._counted(proven) - len(self.old))
 
     def _new_ready(self) -> int:
         return sum(replica.is_ready for replica in self.new)
+
+    def _counted(self, new: int) -> int:
+        """Return how many of the `new` replicas take the place of old ones; those of a canary do not."""
+        return new if self.canary_percent is None else 0
 
     def _new_fails(self) -> bool:
         failed = self._preparation(self.record.target).failure is not None
@@ -373,6 +397,8 @@ class _ApiPlan:
 
     def _floor(self) -> int:
         """Return how many ready replicas an update must keep."""
+        if self.canary_percent is not None:
+            return wanted_replicas(self.record)
         if not self._is_in_place() or self._preparation(self.record.target).stage is not Stage.DONE:
             return self.wanted
         unavailable = _share(self.record.spec.update_strategy.max_unavailable, self.wanted, math.floor)

@@ -15,7 +15,7 @@ from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
 from cortex.replica.spec import StartFailure
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 _BACKOFF = Backoff(10.0, 300.0)

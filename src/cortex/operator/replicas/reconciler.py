@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -51,7 +51,8 @@ from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_n
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
-from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure, Target
+from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes. Backoffs end without a notification.
@@ -72,6 +73,7 @@ class Reconciler:
         gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
         v2_at_root: Whether gateways also answer the Open Inference Protocol at `/v2`.
         gateway_count: Returns the number of gateways that serve the routes.
+        canary_percents: Returns the percentage for the newest revision of each API whose newest revision is tried.
         was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
         clock: Returns UNIX seconds.
     """
@@ -92,6 +94,7 @@ class Reconciler:
         gateway_secret: str = "",
         v2_at_root: bool = False,
         gateway_count: Callable[[], int] = lambda: 1,
+        canary_percents: Callable[[Iterable[ApiRecord]], Mapping[str, int]] = lambda records: {},
         was_lost_with_node: Callable[[str], bool] = lambda replica_id: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -108,6 +111,7 @@ class Reconciler:
         self._gateway_secret = gateway_secret
         self._v2_at_root = v2_at_root
         self._gateway_count = gateway_count
+        self._canary_percents = canary_percents
         self._was_lost_with_node = was_lost_with_node
         self._clock = clock
         self._projects = ProjectFolders(home)
@@ -169,7 +173,8 @@ class Reconciler:
         active = [replica for replica in mine if self._is_active(replica)]
         leaving = [replica for replica in mine if not self._is_active(replica)]
         preparation = self._states([record]).get((record.name, record.revision), Preparation())
-        return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC))
+        percent = self._canary_percents([record]).get(record.name)
+        return status_of(record, active, leaving, preparation, datetime.fromtimestamp(self._clock(), UTC), percent)
 
     def is_updating(self, record: ApiRecord) -> bool:
         """Return whether the newest revision is being rolled out; a restart of one that has served doesn't count."""
@@ -191,6 +196,7 @@ class Reconciler:
             self._keys(),
             self._gateway_count(),
             self._routed_apis.names(records),
+            self._canary_percents(records),
         )
         return replace(table, gateway_secret=self._gateway_secret, v2_at_root=self._v2_at_root)
 
@@ -260,7 +266,9 @@ class Reconciler:
         for replica in self._active():
             if replica.is_ready:
                 self._preparations.became_ready(_key(replica))
-        for action in plan(records, self._active(), self._preparations.states(), self._clock(), self._capacity()):
+        states, capacity = self._preparations.states(), self._capacity()
+        percents = self._canary_percents(records)
+        for action in plan(records, self._active(), states, self._clock(), capacity, percents):
             await self._apply(action)
         records = self._store.records()
         self._record_failures(records)

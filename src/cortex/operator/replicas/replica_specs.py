@@ -11,7 +11,7 @@ from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.replica.spec import ReplicaSpec
-from cortex.state.queries.apis import Target
+from cortex.state.revision import Target
 
 
 def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
@@ -40,6 +40,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         model_path=prepared.model_path,
         env=dict(prepared.env),
         threads=handler.threads_per_process,
+        preload=handler.preload,
         max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
         timeout_s=api.networking.timeout_s,
         max_body_bytes=api.networking.max_body_size,

@@ -13,9 +13,10 @@ from cortex.errors import DatabaseUnavailableError
 from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.signatures import Signatures
+from cortex.predictor.checks.source_checks import class_routes
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.source_checks import class_routes
-from cortex.state.queries.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord
+from cortex.state.revision import Target
 
 
 class RoutedApis:

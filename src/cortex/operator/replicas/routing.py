@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from cortex.config.schema import COMMAND, REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.maps import V2_PATH
 from cortex.gateway.protocols import Protocol
-from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Server, Share, Split
+from cortex.gateway.routes import ApiBackend, ApiKey, Canary, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
 from cortex.replica.spec import ProcessStatus
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
+
+RoutedProcess = tuple[Replica, ProcessStatus]
 
 #: Below the endpoint of an API with a request handler: the inputs of its model.
 _SIGNATURE_PATH = "/signature"
@@ -49,12 +52,14 @@ def routes_of(
     keys: Iterable[ApiKey] = (),
     gateways: int = 1,
     routed: Collection[str] = (),
+    canaries: Mapping[str, int] = MappingProxyType({}),
 ) -> RoutingTable:
     """Return the routing table for `replicas`, the replicas that accept new requests.
 
     Backends of all kinds except realtime APIs, and the documentation of all, lead to the operator, at `jobs_socket`.
     `keys` are the API keys of callers. `gateways` is the number of gateways that serve the table; each one counts only
-    its own requests. `routed` are the APIs whose class has routes.
+    its own requests. `routed` are the APIs whose class has routes. `canaries` has the share of the newest revision, in
+    percent, of each API whose newest revision is tried.
     """
     wanted = sorted(records, key=lambda record: record.name)
     by_api: dict[str, list[Replica]] = {}
@@ -69,6 +74,7 @@ def routes_of(
                 preparations.get((record.name, record.revision), Preparation()),
                 gateways,
                 record.name in routed,
+                canaries.get(record.name),
             )
             if record.spec.kind is ApiKind.REALTIME
             else _jobs_backend(record, jobs_socket)
@@ -121,7 +127,12 @@ def _share(number: int, gateways: int) -> int:
 
 
 def _backend(
-    record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation, gateways: int, has_routes: bool
+    record: ApiRecord,
+    replicas: Sequence[Replica],
+    preparation: Preparation,
+    gateways: int,
+    has_routes: bool,
+    canary_percent: int | None,
 ) -> ApiBackend:
     spec = record.spec
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
@@ -132,6 +143,17 @@ def _backend(
     default_slots = limit if spec.handler.type in ("asgi", COMMAND) else spec.handler.threads_per_process
     slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
+    old, canary = _divided(record, routed, canary_percent)
+
+    def server(replica: Replica, process: ProcessStatus, of: Sequence[RoutedProcess]) -> Server:
+        ahead = requests_ahead(replica.status.slots, limit, process.has_short_calls, len(of) == 1)
+        return Server(
+            name=server_name(replica.spec.id, process.index),
+            socket=process.socket,
+            capacity=server_capacity(replica.status.slots, process.lent, limit, ahead, gateways),
+            near=process.near,
+        )
+
     return ApiBackend(
         api=record.name,
         endpoint=spec.networking.endpoint,
@@ -140,21 +162,7 @@ def _backend(
         max_queue=max(0, _share(limit, gateways) - inside),
         subpaths=_subpaths(spec, has_routes),
         unavailable=unavailable or _STARTING,
-        servers=tuple(
-            Server(
-                name=server_name(replica.spec.id, process.index),
-                socket=process.socket,
-                capacity=server_capacity(
-                    replica.status.slots,
-                    process.lent,
-                    limit,
-                    requests_ahead(replica.status.slots, limit, process.has_short_calls, len(routed) == 1),
-                    gateways,
-                ),
-                near=process.near,
-            )
-            for replica, process in routed
-        ),
+        servers=tuple(server(*pair, old) for pair in old),
         # If the first replica can't start, fail requests at once instead of after their timeout.
         holds=spec.autoscaling.min_replicas == 0 and not unavailable,
         access_log=spec.networking.access_log,
@@ -163,7 +171,22 @@ def _backend(
         has_docs=spec.networking.docs,
         sticky=spec.networking.sticky,
         replica_protocol=_protocol(spec, has_routes),
+        canary=None if canary is None else Canary(canary[0], tuple(server(*pair, canary[1]) for pair in canary[1])),
     )
+
+
+def _divided(
+    record: ApiRecord, routed: list[RoutedProcess], percent: int | None
+) -> tuple[list[RoutedProcess], tuple[int, list[RoutedProcess]] | None]:
+    """Return the processes for most requests, and, while the newest revision is tried, its share and its processes.
+
+    If one revision has no process, the other one gets all requests.
+    """
+    if percent is None:
+        return routed, None
+    old = [pair for pair in routed if pair[0].spec.revision != record.revision]
+    new = [pair for pair in routed if pair[0].spec.revision == record.revision]
+    return (old, (percent, new)) if old and new else (routed, (0, []))
 
 
 def _protocol(spec: Api, has_routes: bool) -> Protocol:
@@ -222,7 +245,7 @@ def _cors(networking: Networking) -> Cors | None:
     return Cors(tuple(cors.origins), tuple(cors.headers), cors.credentials) if cors else None
 
 
-def _routed(replicas: Sequence[Replica]) -> list[tuple[Replica, ProcessStatus]]:
+def _routed(replicas: Sequence[Replica]) -> list[RoutedProcess]:
     every = [(replica, process) for replica in replicas for process in replica.status.processes if process.socket]
     ready = [pair for pair in every if pair[1].state is ProcessState.READY]
     # If no process is ready, requests wait in the socket of a restarting process. The supervisor keeps the socket open,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from cortex.payloads.signature import ApiSignature, parse_signature
 from cortex.replica.spec import ReplicaStatus
-from cortex.state.queries.apis import Target
 from cortex.state.queries.signatures import SignatureStore
+from cortex.state.revision import Target
 from cortex.telemetry import Logger
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.capacity import DeviceCapacity
-from cortex.operator.replicas.plan import Preparation, Replica, Stage, is_proven, wanted_replicas
+from cortex.operator.replicas.plan import Preparation, Replica, Stage, canary_replicas, is_proven, wanted_replicas
 from cortex.replica.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
 from cortex.state.queries.apis import ApiRecord
 
@@ -43,6 +43,7 @@ class ApiState:
     updated: ReplicaCounts = field(default_factory=ReplicaCounts)  #: replicas of the newest revision
     stale: ReplicaCounts = field(default_factory=ReplicaCounts)  #: replicas of older revisions
     failure: StartFailure | None = None
+    waits_for: str = ""  #: why a process that starts is not ready yet, if it has reported that
 
     @property
     def ready(self) -> int:
@@ -60,6 +61,7 @@ class ApiState:
                 "stale": asdict(self.stale),
             },
             "failure": asdict(self.failure) if self.failure else None,
+            "waits_for": self.waits_for,
         }
 
 
@@ -69,9 +71,15 @@ def status_of(
     terminating: Iterable[Replica],
     preparation: Preparation,
     now: datetime,
+    canary_percent: int | None = None,
 ) -> ApiState:
-    """Return the state of an API. `replicas` are its running replicas without those in `terminating`."""
+    """Return the state of an API. `replicas` are its running replicas without those in `terminating`.
+
+    `canary_percent` is the share of the newest revision while it is tried; it then needs fewer replicas.
+    """
     requested = wanted_replicas(record)
+    if canary_percent is not None:
+        requested = canary_replicas(requested, canary_percent)
     leaving = [replica.spec.revision == record.revision for replica in terminating]
     new = [replica for replica in replicas if replica.spec.revision == record.revision]
     stale = _count((r for r in replicas if r.spec.revision != record.revision), terminating=leaving.count(False))
@@ -89,7 +97,8 @@ def status_of(
     status = _code(record, updated, requested, failure)
     if status is ApiStatus.STALLED and (shortage or waiting):
         failure = StartFailure(shortage or waiting)
-    return ApiState(status, requested, updated, stale, failure)
+    waits = (process.waits_for for replica in new for process in replica.status.processes)
+    return ApiState(status, requested, updated, stale, failure, next(filter(None, waits), ""))
 
 
 def through_gateway(state: ApiState, is_late: bool, failure: str) -> ApiState:

@@ -6,6 +6,7 @@ In a JSON Schema, `#/$defs/Iris` refers to the schema itself; inside a document,
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +27,62 @@ _SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED_SCHEMAS = frozenset({"dependentSchemas", "patternProperties", "properties"})
 #: Keywords that change the meaning of `#`, or that refer to other documents, which no reader should have to fetch.
 _DROPPED = frozenset({"$anchor", "$defs", "$dynamicAnchor", "$dynamicRef", "$id", "$schema", "definitions"})
+
+_EXAMPLES: Json = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+_FORMATS: Json = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "PT1H",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "uri": "https://example.com/",
+    "email": "name@example.com",
+}
+#: Bounds of what an example repeats and nests.
+_MAX_ITEMS, _MAX_LENGTH, _MAX_DEPTH = 10, 100, 5
+
+
+def example_of(schema: Json, definitions: Json, depth: int = 0) -> Any:
+    """Return a small value that a JSON Schema accepts, as far as the common keywords decide; None if it names no type.
+
+    `definitions` has what the last part of a `$ref` names.
+    """
+    if "$ref" in schema:
+        schema = definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
+    given = [schema[key] for key in ("default", "const") if key in schema]
+    given += [schema[key][0] for key in ("examples", "enum") if schema.get(key)]
+    if given:
+        return given[0]
+    if "properties" in schema and depth < _MAX_DEPTH:
+        properties: Json = schema["properties"]
+        required: list[str] = schema.get("required") or list(properties)
+        return {name: example_of(properties[name], definitions, depth + 1) for name in required}
+    choices: list[Json] = schema.get("anyOf") or []
+    if choices := [each for each in choices if each.get("type") != "null"]:
+        return example_of(choices[0], definitions, depth + 1)
+    if 0 < schema.get("minItems", 0) <= _MAX_ITEMS and depth < _MAX_DEPTH:
+        return [example_of(schema.get("items", {}), definitions, depth + 1)] * schema["minItems"]
+    match schema.get("type"):
+        case "integer" | "number":
+            return _number_of(schema)
+        case "string":
+            text = str(_FORMATS.get(schema.get("format", ""), _EXAMPLES["string"]))
+            return text.ljust(min(schema.get("minLength", 0), _MAX_LENGTH), "x")[: schema.get("maxLength")]
+        case type_:
+            return _EXAMPLES.get(str(type_))
+
+
+def _number_of(schema: Json) -> float:
+    """Return a number within the bounds of a schema, 1 if possible."""
+    one: float = _EXAMPLES[schema["type"]]
+    least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
+    if schema["type"] == "integer":
+        return int(min(max(one, least, above + 1), most, below - 1))
+    low, high = float(max(least, above)), float(min(most, below))
+    if low < one < high or one in (least, most):
+        return one
+    return (low + high) / 2 if math.isfinite(low + high) else low + 1 if math.isfinite(low) else high - 1
 
 
 class SchemaComponents:

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+from cortex.replica.http.connection import Header
 from cortex.replica.monitoring.route_metrics import OTHER
-from cortex.replica.requests.http import Header
 
 Scope = dict[str, Any]
 

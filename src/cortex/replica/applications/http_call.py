@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cortex.replica.applications.application_scope import Scope, route_template
-from cortex.replica.applications.connection import StreamingConnection, declared_length
+from cortex.replica.http.connection import BODILESS, Header
+from cortex.replica.http.streaming_connection import StreamingConnection, declared_length
 from cortex.replica.monitoring.route_metrics import OTHER
-from cortex.replica.requests.http import BODILESS, Header
 from cortex.replica.requests.payload import validate_head
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 
 from cortex.errors import UserError
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.replica.http.background_tasks import contain_exit
 from cortex.replica.monitoring.request_log import write_log
-from cortex.replica.requests.background_tasks import contain_exit
 
 #: Time for the shutdown; the supervisor kills the process soon after.
 SHUTDOWN_S = 1.0

@@ -16,20 +16,21 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cortex.errors import UserError
 from cortex.predictor.applications import WSGI
 from cortex.predictor.tracebacks import format_user_traceback
 from cortex.replica.applications.application_scope import http_scope, route_template, websocket_scope
-from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.applications.http_call import HttpCall
 from cortex.replica.applications.lifespan import Lifespan
 from cortex.replica.applications.loop_watchdog import LoopWatchdog
 from cortex.replica.applications.websocket_call import GOING_AWAY, NORMAL, RESTART, WebSocketCall
+from cortex.replica.http.background_tasks import contain_exit
+from cortex.replica.http.connection import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
+from cortex.replica.http.streaming_connection import StreamingConnection
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.replica.monitoring.request_log import REQUEST, write_log
 from cortex.replica.monitoring.route_metrics import RouteRecorder
-from cortex.replica.requests.background_tasks import contain_exit
 from cortex.replica.requests.calls import logs_hint
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
 from cortex.replica.requests.runner import blocked_grace_ns
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
@@ -326,7 +327,8 @@ class _RunningCall:
             self._span.fail(error)
         write_log(f"request {self._id} failed:\n{format_user_traceback(error, begins_in_project=True)}")
         if not self.call.is_over:
-            self._respond_failure(f"{type(error).__name__} in the application")
+            what = str(error) if isinstance(error, UserError) else f"{type(error).__name__} in the application"
+            self._respond_failure(what)
 
     def _respond_failure(self, what: str) -> None:
         message = f"internal server error: {what}{self._server.logs_hint()}"

@@ -18,9 +18,9 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Even
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from cortex.replica.applications.application_scope import Scope
-from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
-from cortex.replica.requests.http import Header, error_body
+from cortex.replica.http.connection import Header, error_body
+from cortex.replica.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.requests.payload import JSON, validate_head
 
 #: A ping is sent after this much time without one; a client that sent nothing since the last one is disconnected.

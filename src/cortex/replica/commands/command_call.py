@@ -13,10 +13,10 @@ from typing import Protocol
 
 from httptools import HttpParserUpgrade, HttpResponseParser
 
-from cortex.replica.applications.connection import StreamingConnection, declared_length
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
-from cortex.replica.requests.http import BODILESS, Header, close_frame, framed_chunk
+from cortex.replica.http.connection import BODILESS, MAX_RESPONSE_HEADERS, Header, close_frame, framed_chunk
+from cortex.replica.http.streaming_connection import StreamingConnection, declared_length
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -258,6 +258,11 @@ class CommandCall:
             self.status = self._code
             self._settings.answered()
             headers = response_headers(self._headers, self._prefix, self._settings.strips_prefix, self._host)
+            if len(headers) > MAX_RESPONSE_HEADERS:
+                self.status = 0
+                what = f"the response of the command's server has {len(headers)} headers"
+                self._respond_error(502, f"{what}; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
+                return
             if self._is_complete and not is_bodiless:
                 self._release()
                 connection.respond(self.status, None, body, headers)

@@ -1,6 +1,7 @@
 """The process of a command: its environment, its start, the address at which it listens, and its end.
 
-It leads a process group of its own, and ends with the worker that started it, even if that is killed.
+It leads a process group of its own, and ends with the worker that started it, even if that is killed. The worker adopts
+the processes that leave the group, so that they end with the command, too; if it is killed, its supervisor adopts them.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from string import Template
 
 from cortex.errors import UserError
+from cortex.processes.process_tree import descendants, is_running
 from cortex.replica.commands.upstream import Address
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.worker_process import end_with_parent
+from cortex.replica.worker_process import adopt_orphans, end_with_parent
 
 #: Time between SIGTERM and SIGKILL.
 STOP_S = 3.5
+#: Interval at which adopted processes that have ended are reaped, and at which a stop looks for those that have not.
+_REAP_S = 1.0
+_STOP_CHECK_S = 0.02
 #: Ports for servers, below those that the kernel assigns to connections.
 _PORTS = range(20_000, 32_000)
+#: Attempts to kill processes that fork as fast as they are killed.
+_MAX_KILLS, _KILL_S = 100, 0.002
 _HOSTS = ("127.0.0.1", "::1")
 
 
@@ -72,6 +80,7 @@ class CommandProcess:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the process. Raises: UserError."""
         Path(self.socket_path).unlink(missing_ok=True)
+        adopt_orphans()
         try:
             self._process = subprocess.Popen(
                 self.arguments,
@@ -84,6 +93,7 @@ class CommandProcess:
             raise UserError(f"can't run {shlex.quote(self.arguments[0])}: {error.strerror or error}") from None
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._reap, loop)
+        loop.call_later(_REAP_S, self._reap_adopted, loop)
 
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self._process is not None
@@ -95,22 +105,45 @@ class CommandProcess:
             self._process.returncode = os.waitstatus_to_exitcode(wait_status)
             self._ended.set()
 
+    def _reap_adopted(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(_REAP_S, self._reap_adopted, loop)
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid == self.pid:
+                    return  # `_reap` does it
+                os.waitpid(found.si_pid, os.WNOHANG)
+
     async def ended(self) -> None:
         """Wait until the process has ended."""
         await self._ended.wait()
 
     async def stop(self) -> None:
-        """End the processes of its group: SIGTERM, then SIGKILL."""
+        """End the command and its descendants: SIGTERM, then SIGKILL."""
         self.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self.ended()
-        self.signal(signal.SIGKILL)
+                while any(map(is_running, descendants(os.getpid()))):
+                    await asyncio.sleep(_STOP_CHECK_S)
+        self.kill()
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes of its group."""
+        """Send a signal to all processes of its group, and to its other descendants."""
+        found = descendants(os.getpid())
         with contextlib.suppress(OSError):
             os.killpg(self.pid, number)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                if os.getpgid(pid) != self.pid:
+                    os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Kill the command and its descendants; those that are forked meanwhile have their turn."""
+        for _ in range(_MAX_KILLS):
+            self.signal(signal.SIGKILL)
+            if not any(map(is_running, descendants(os.getpid()))):
+                return
+            time.sleep(_KILL_S)
 
     def find_address(self) -> Address | None:
         """Return the address at which the server accepts connections; None if there is none."""
@@ -122,22 +155,12 @@ class CommandProcess:
         import psutil  # noqa: PLC0415 - for an error message only
 
         found: set[str] = set()
-        for pid in process_tree(self.pid):
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(psutil.Error, OSError):
                 for connection in psutil.Process(pid).net_connections("tcp"):
                     if connection.status == psutil.CONN_LISTEN and connection.laddr.port != self.port:
                         found.add(f"{connection.laddr.ip}:{connection.laddr.port}")
         return sorted(found)
-
-
-def process_tree(pid: int) -> list[int]:
-    """Return a process and its descendants."""
-    found = [pid]
-    for each in found:
-        with contextlib.suppress(OSError, ValueError):
-            for thread in Path(f"/proc/{each}/task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
-    return found
 
 
 def reserve_port() -> tuple[int, socket.socket]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cortex.errors import UserError
@@ -18,6 +20,8 @@ _FIRST_INTERVAL_S, _INTERVAL_S = 0.02, 0.25
 PROBE_S = 5.0
 #: Interval of log lines about a server that is not ready.
 _NOTICE_S = 10.0
+#: Time after which a server that listens elsewhere is noticed, which is probably a mistake.
+_ELSEWHERE_S = 2.0
 #: A server that answers neither a probe nor a request for this long, in addition to the timeout of the API, is ended.
 SILENCE_S = 30.0
 
@@ -30,13 +34,16 @@ class ProbeResult:
     problem: str  #: "" if it is ready
 
 
-async def wait_until_ready(spec: ReplicaSpec, process: CommandProcess) -> Address | None:
+async def wait_until_ready(
+    spec: ReplicaSpec, process: CommandProcess, report: Callable[[str], object]
+) -> Address | None:
     """Wait until the server is ready, and return its address; None if its process has ended.
 
-    Raises: UserError if it takes longer than `start_timeout_s`.
+    `report` receives why it is not ready yet. Raises: UserError if it takes longer than `start_timeout_s`.
     """
     began = time.monotonic()
     notice_at = began + _NOTICE_S
+    elsewhere_at = began + _ELSEWHERE_S
     interval_s = _FIRST_INTERVAL_S
     while process.wait_status is None:
         address = process.find_address()
@@ -47,12 +54,17 @@ async def wait_until_ready(spec: ReplicaSpec, process: CommandProcess) -> Addres
                 return address
             problem = result.problem
         now = time.monotonic()
-        if now > notice_at or now - began > spec.start_timeout_s:
-            problem += _listens_elsewhere(process) if address is None else ""
-            if now - began > spec.start_timeout_s:
+        is_late = now - began > spec.start_timeout_s
+        if now > notice_at or is_late or (address is None and now > elsewhere_at):
+            elsewhere = _listens_elsewhere(process) if address is None else ""
+            elsewhere_at = math.inf
+            problem += elsewhere
+            if is_late:
                 raise UserError(f"the command was not ready within {spec.start_timeout_s:g} s: {problem}")
-            write_log(f"the command is not ready after {now - began:.0f} s: {problem}\n")
-            notice_at = now + _NOTICE_S
+            if now > notice_at or elsewhere:
+                write_log(f"the command is not ready after {now - began:.0f} s: {problem}\n")
+                report(f"the command is not ready: {problem}")
+                notice_at = now + _NOTICE_S
         await _sleep(process, interval_s)
         interval_s = min(interval_s * 1.5, _INTERVAL_S)
     return None

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from cortex.replica.applications.connection import StreamingConnection
 from cortex.replica.commands.command_call import RESTART, CommandCall
 from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.upstream import Address, UpstreamPool
+from cortex.replica.http.connection import READ_BYTES, Connection, ConnectionPool
+from cortex.replica.http.openai_errors import is_openai_path
+from cortex.replica.http.streaming_connection import StreamingConnection
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
-from cortex.replica.requests.http import READ_BYTES, Connection, ConnectionPool
-from cortex.replica.requests.openai_errors import is_openai_path
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
 

@@ -8,6 +8,7 @@ again. The supervisor's side is `supervisor.command_worker`.
 
     state      event                                                   message        next
     STARTING   the server listens, and answers at its readiness path   ready          READY
+               it is not ready for long                                waiting        STARTING, with a line in the log
                it is not ready within `start_timeout`                  failed         killed, exit 1
                the command ends                                        ended          exit 1
     READY      a probe fails                                           -              READY, with a line in the log
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -59,13 +59,15 @@ def run_command_worker(
         process = CommandProcess(spec, index)
         process.start(loop)
         channel.send("command", pid=process.pid)
-        address = loop.run_until_complete(wait_until_ready(spec, process))
+        waits = wait_until_ready(spec, process, lambda problem: channel.send("waiting", message=problem))
+        address = loop.run_until_complete(waits)
     except BaseException as error:  # the edge of the process
         report_failure(channel, error)
         if process is not None:
-            process.signal(signal.SIGKILL)
+            process.kill()
         return 1
     if address is None:
+        process.kill()
         channel.send("ended", wait_status=process.wait_status)
         return 1
     return _serve(spec, index, process, address, loop, channel, shared_state, inheritance)
@@ -89,7 +91,7 @@ def _serve(
         tasks.append(loop.create_task(_watch(spec, server, address, channel)))
     channel.send("ready", slots=spec.max_concurrency, shares_loop=True)
     loop.run_forever()
-    process.signal(signal.SIGKILL)  # what the command has left behind
+    process.kill()  # what the command has left behind
     with contextlib.suppress(OSError):  # the folder may be gone
         Path(process.socket_path).unlink(missing_ok=True)
     if tracing is not None:

@@ -56,9 +56,9 @@ from cortex.replica.grpc.wire import (
     metadata_of,
     timeout_ns,
 )
+from cortex.replica.http.background_tasks import contain_exit
+from cortex.replica.http.connection import Header
 from cortex.replica.monitoring.request_log import write_log
-from cortex.replica.requests.background_tasks import contain_exit
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Header
 
 if TYPE_CHECKING:
     from cortex.replica.grpc.server import GrpcServer
@@ -73,23 +73,26 @@ class Call:
     """The state of one call. Event-loop thread only, except where noted."""
 
     def __init__(self, server: GrpcServer, connection: GrpcConnection, rpc: BoundRpc) -> None:
-        self.status = 0  #: the HTTP status for metrics; 0 until the call has ended
+        self.code: grpc.StatusCode | None = None  #: None until the call has ended
+        self.status = 0  #: the HTTP status that belongs to `code`
         self.rpc = rpc
+        self.arrived_ns = connection.arrived_ns
         self.is_over = False  #: the client has its response, or has disconnected
         self.task: asyncio.Task[None] | None = None
         self._server = server
         self._connection = connection
         self._request_id = connection.request_id.decode("latin-1")
         self._is_grpc = connection.is_grpc
-        self._arrived_ns = connection.arrived_ns
         self._streams = rpc.request_streams or rpc.response_streams
-        headers = dict(connection.headers)
+        self._span = connection.span
+        all_headers = connection.headers if self._span is None else self._span.propagate(connection.headers)
+        headers = dict(all_headers)
         own_ns = timeout_ns(headers.get(b"grpc-timeout", b""))
-        self._client_deadline_ns = None if own_ns is None else self._arrived_ns + own_ns
-        self._deadline_ns = self._arrived_ns + server.timeout_ns
+        self._client_deadline_ns = None if own_ns is None else self.arrived_ns + own_ns
+        self._deadline_ns = self.arrived_ns + server.timeout_ns
         client = headers.get(b"x-forwarded-for", b"").decode("latin-1")
         peer = f"{'ipv6' if ':' in client else 'ipv4'}:{client}"
-        self.context = Context(self, metadata_of(connection.headers), peer, self._client_deadline_ns)
+        self.context = Context(self, metadata_of(all_headers), peer, self._client_deadline_ns)
         self._reader = MessageReader(headers.get(b"grpc-encoding", b""), server.connections.max_body_bytes)
         self._body = bytearray()  #: of a call in JSON
         self._message: bytes | None = None  #: the only one of a request that is not streamed
@@ -107,7 +110,6 @@ class Call:
 
     def begin(self) -> None:
         """Read the request, and call the user's method as soon as it has what it takes."""
-        self._connection.begin(self._shared_deadline_ns())
         self._check_later(time.monotonic_ns())
         if self.rpc.request_streams:
             requests = AsyncRequests if self.rpc.is_async else ThreadRequests
@@ -115,6 +117,8 @@ class Call:
             self._start(self._requests)
 
     def _start(self, request: Any) -> None:
+        # Not before: the slot of a request that is being read can be lent to another one.
+        self._connection.begin(self._shared_deadline_ns())
         self._started_ns = self._connection.started_ns = time.monotonic_ns()
         self._is_running = True
         if self.rpc.is_async:
@@ -232,7 +236,7 @@ class Call:
         """End the call before the user's method has returned."""
         if self.is_over:
             return
-        self._set_over(HTTP_STATUSES[code])
+        self._set_over(code)
         if self._is_running and not self.rpc.is_async:
             self._abandon(code, message)
         else:
@@ -241,7 +245,7 @@ class Call:
         self._stop(RpcError(code, message))
 
     def _on_disconnected(self) -> None:
-        self._set_over(CLIENT_CLOSED_REQUEST)
+        self._set_over(grpc.StatusCode.CANCELLED)
         self._was_closed = True
         self._connection.count_disconnect()
         self._stop(grpc.RpcError("the client has disconnected"), only_if=self._server.connections.cancels_calls)
@@ -256,8 +260,8 @@ class Call:
         if not self._is_running:
             self._finish()
 
-    def _set_over(self, status: int) -> None:
-        self.is_over, self.status = True, status
+    def _set_over(self, code: grpc.StatusCode) -> None:
+        self.is_over, self.code, self.status = True, code, HTTP_STATUSES[code]
         for callback in self.context.end():
             self._server.loop.run_in_executor(None, callback)
 
@@ -267,9 +271,7 @@ class Call:
             self._timer.cancel()
         if self._was_closed:
             self._connection.call_over()
-        now_ns = time.monotonic_ns()
-        ran_ns = now_ns - self._started_ns if self._started_ns else 0
-        self._server.remove(self, (now_ns - self._arrived_ns) / _NS_PER_S, ran_ns)
+        self._server.remove(self, self._started_ns)
 
     # The user's method.
 
@@ -371,7 +373,7 @@ class Call:
             code, message = self._outcome(failure)
             if code is grpc.StatusCode.OK and last is None and not self.rpc.response_streams:
                 code, message = grpc.StatusCode.INTERNAL, self._log(self._not_a_message(None))
-            self._set_over(HTTP_STATUSES[code])
+            self._set_over(code)
             self._respond(code, message, last if code is grpc.StatusCode.OK else None)
             self._was_closed = not self._connection.open
         self._finish()
@@ -389,6 +391,8 @@ class Call:
 
     def _log(self, failure: BaseException) -> str:
         """Log why the user's method failed; return the message for the client, without what may be secret."""
+        if self._span is not None and not self._span.is_over:
+            self._span.fail(failure)
         write_log(f"request {self._request_id} failed:\n{format_user_traceback(failure, begins_in_project=True)}")
         return f"internal server error: {type(failure).__name__} in {self.rpc.name}{self._server.logs_hint()}"
 

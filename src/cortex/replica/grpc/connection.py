@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import grpc
 
-from cortex.replica.applications.connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.replica.grpc.wire import HTTP_STATUSES, frame
-from cortex.replica.requests.http import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
+from cortex.replica.http.connection import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
+from cortex.replica.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.shared_state import ConnectionState
 
 _CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 
 
 class GrpcConnection(StreamingConnection):
-    """A connection that reads messages as fast as the call takes them, and ends its responses with trailers."""
+    """A connection that reads messages as fast as the call takes them, and ends its responses with trailers.
+
+    A call that fails before its first message has the HTTP status that belongs to its own, which the gateway counts and
+    logs. To clients of gRPC, the gateway sends 200, as the protocol demands.
+    """
 
     __slots__ = ("_has_head", "is_grpc")
 
@@ -72,10 +76,8 @@ class GrpcConnection(StreamingConnection):
         """
         if not self.open:
             return
-        timing = self._timing(HTTP_STATUSES[code])
-        parts = []
-        if not self._has_head:
-            parts += [response_head(200, CONTENT_TYPE, head), timing, _CHUNKED]
+        timing = self._count(code)
+        parts = [] if self._has_head else [_head(code, head), timing, _CHUNKED]
         if last is not None:
             framed = frame(last)
             parts += [b"%x\r\n" % len(framed), framed, b"\r\n"]
@@ -88,10 +90,19 @@ class GrpcConnection(StreamingConnection):
         """Write the status of a call that goes on, and close; its row stays until `call_over`."""
         if not self.open:
             return
-        self._timing(HTTP_STATUSES[code])
-        head = b"" if self._has_head else response_head(200, CONTENT_TYPE, ()) + _CHUNKED
+        timing = self._count(code)
+        head = b"" if self._has_head else _head(code, ()) + timing + _CHUNKED
         self._send(head + trailers(code.value[0], message))
+        if self.span is not None:
+            self._end_span()
         self.close()
+
+    def _count(self, code: grpc.StatusCode) -> bytes:
+        """Count the response; return its `Server-Timing` header line."""
+        timing = self._timing(HTTP_STATUSES[code])
+        if self.span is not None:
+            self.span.set_rpc_status(code.value[0], code.name)
+        return timing
 
     # Responses in JSON.
 
@@ -124,3 +135,7 @@ class GrpcConnection(StreamingConnection):
         super()._reset()
         self._has_head = False
         self.is_grpc = False
+
+
+def _head(code: grpc.StatusCode, headers: tuple[Header, ...]) -> bytes:
+    return response_head(HTTP_STATUSES[code], CONTENT_TYPE, headers)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from cortex.replica.grpc.wire import Metadata, headers_of
-from cortex.replica.requests.http import Header
+from cortex.replica.http.connection import Header
 
 
 class AbortedError(Exception):

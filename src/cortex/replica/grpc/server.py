@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -18,13 +19,16 @@ from cortex.replica.grpc.connection import GrpcConnection
 from cortex.replica.grpc.services import built_in_rpcs
 from cortex.replica.grpc.trailers import CONTENT_TYPE
 from cortex.replica.grpc.wire import HTTP_STATUSES, RpcError
-from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
+from cortex.replica.http.connection import Connection, ConnectionPool
+from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder, SeriesKind, series_key
 from cortex.replica.monitoring.route_metrics import RouteRecorder
 from cortex.replica.requests.calls import logs_hint
-from cortex.replica.requests.http import Connection, ConnectionPool
 from cortex.replica.requests.runner import Runner, blocked_grace_ns
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.spans import Tracing
 
 #: Time for calls to end after their clients were answered at the end of the process.
 _END_S = 0.7
@@ -43,8 +47,9 @@ class GrpcServer:
         runner: Runner,
         shared_state: SharedConnectionState,
         file: MetricFile | None,
+        tracing: Tracing | None = None,
     ) -> None:
-        """Create the server of a service."""
+        """Create the server of a service. Without `tracing`, it exports no spans."""
         self.connections = ConnectionPool(
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, GrpcConnection
         )
@@ -53,7 +58,10 @@ class GrpcServer:
         self._api = spec.api
         self._service = service
         self._paths = _paths(service)
+        self._tracing = tracing
         self._routes = RouteRecorder(file)
+        self._file = file
+        self._counters: dict[tuple[str, grpc.StatusCode], int | None] = {}
         self._running: set[Call] = set()
         self.configure(spec.limits)
 
@@ -75,6 +83,8 @@ class GrpcServer:
         connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
         connection.is_grpc = (connection.content_type or b"").startswith(CONTENT_TYPE)
         path = connection.url.partition(b"?")[0].decode("latin-1")
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
         try:
             if waited_ns >= self.timeout_ns:
                 message = f"timed out after {self.timeout_s:g} s, before it could run"
@@ -83,6 +93,8 @@ class GrpcServer:
         except RpcError as error:
             self._refuse(connection, error)
             return
+        if connection.span is not None:
+            connection.span.set_rpc(path)
         call = Call(self, connection, rpc)
         connection.call = call
         self._running.add(call)
@@ -108,12 +120,26 @@ class GrpcServer:
 
     # For calls.
 
-    def remove(self, call: Call, seconds: float, ran_ns: int) -> None:
-        """Forget a call that has ended, and count it; its method ran for `ran_ns`."""
+    def remove(self, call: Call, started_ns: int) -> None:
+        """Forget a call that has ended, and count it; its method began at `started_ns` (monotonic), 0 if it did not."""
         self._running.discard(call)
+        now_ns = time.monotonic_ns()
         if not call.rpc.is_async:
-            self.runner.record(ran_ns, may_switch=not self._running)
+            self.runner.record(now_ns - started_ns if started_ns else 0, may_switch=not self._running)
+        assert call.code is not None
+        seconds = (now_ns - call.arrived_ns) / _NS_PER_S
         self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
+        self._count(call.rpc.name, call.code)
+
+    def _count(self, rpc: str, code: grpc.StatusCode) -> None:
+        if self._file is None:
+            return
+        counter = self._counters.get((rpc, code), -1)
+        if counter == -1:
+            key = series_key(SeriesKind.COUNTER, "cortex_grpc_calls_total", {"rpc": rpc, "code": code.name})
+            counter = self._counters[rpc, code] = self._file.index_of(key)
+        if counter is not None:
+            self._file.cells[counter] += 1
 
     def logs_hint(self) -> str:
         """Return the end of the message of a failed call."""

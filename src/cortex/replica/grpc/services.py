@@ -1,9 +1,8 @@
 """The services that every gRPC API has: health checks, and reflection, by which tools find its methods and messages.
 
-`grpc.health.v1.Health` answers `Check`. `Watch` is UNIMPLEMENTED, which clients take as healthy: a stream without an
-end would occupy a call slot. Reflection is answered in both of its versions; a stream is ended when it has been idle
-for a moment, for the same reason. The few messages are read and written here, without generated modules that could
-clash with those of user code.
+`grpc.health.v1.Health` answers `Check`; the gateway answers `Watch`, see `gateway.lua`. Reflection is answered in both
+of its versions; a stream is ended when it has been idle for a moment, because it occupies a call slot. The few messages
+are read and written here, without generated modules that could clash with those of user code.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
 
 from cortex.predictor.protobuf import BoundRpc, BoundService
 from cortex.replica.grpc.wire import SERVICES_HEADER, RpcError
 
 _HEALTH = "grpc.health.v1.Health"
+_HEALTH_FILE = "grpc/health/v1/health.proto"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 #: HealthCheckResponse with the status SERVING.
 _SERVING = b"\x08\x01"
@@ -39,13 +40,7 @@ def built_in_rpcs(service: BoundService) -> dict[str, BoundRpc]:
             raise RpcError(grpc.StatusCode.NOT_FOUND, f"there is no service {name} here, only {service.name}")
         return _Raw(_SERVING)
 
-    async def watch(payload: _Raw, context: Any) -> _Raw:
-        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, "call Check instead of Watch")
-
-    found = {
-        f"/{_HEALTH}/Check": BoundRpc("Check", "async", check, False, False, _Raw, _Raw),
-        f"/{_HEALTH}/Watch": BoundRpc("Watch", "async", watch, False, False, _Raw, _Raw),
-    }
+    found = {f"/{_HEALTH}/Check": BoundRpc("Check", "async", check, False, False, _Raw, _Raw)}
     for name in _REFLECTION:
         rpc = BoundRpc("ServerReflectionInfo", "async_generator", reflection.answer, True, True, _Raw, _Raw)
         found[f"/{name}/{rpc.name}"] = rpc
@@ -115,6 +110,8 @@ class _Reflection:
         if number == _LIST:
             names = sorted({*services.split(), _HEALTH, *_REFLECTION})
             return _field(_SERVICES, b"".join(_field(1, _field(1, each.encode())) for each in names))
+        if (number == _BY_FILENAME and name == _HEALTH_FILE) or (number == _BY_SYMBOL and name.startswith(_HEALTH)):
+            return _field(_FILES, _field(1, _health_file()))
         file = self._files.get(name) if number == _BY_FILENAME else self._symbol(name)
         if number in (_BY_FILENAME, _BY_SYMBOL) and file is not None:
             found = [file, *_imports(file)]
@@ -139,6 +136,28 @@ class _Reflection:
             self._symbols |= {symbol.full_name: file for symbol in symbols.values()}
         for imported in file.dependencies:
             self._add(imported)
+
+
+def _health_file() -> bytes:
+    """Return the definition of the health service. It is in no pool, where it could clash with that of user code."""
+    file = descriptor_pb2.FileDescriptorProto(name=_HEALTH_FILE, package=_HEALTH.rpartition(".")[0], syntax="proto3")
+    request, response = (file.message_type.add(name=f"HealthCheck{kind}") for kind in ("Request", "Response"))
+    optional = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+    text, enum = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_ENUM
+    request.field.add(name="service", number=1, label=optional, type=text, json_name="service")
+    status = f".{file.package}.{response.name}.ServingStatus"
+    response.field.add(name="status", number=1, label=optional, type=enum, type_name=status, json_name="status")
+    statuses = response.enum_type.add(name="ServingStatus")
+    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
+        statuses.value.add(name=name, number=number)
+    service = file.service.add(name="Health")
+    messages = {
+        f"{end}_type": f".{file.package}.{each.name}" for end, each in (("input", request), ("output", response))
+    }
+    service.method.add(name="Check", **messages)
+    service.method.add(name="Watch", server_streaming=True, **messages)
+    data: bytes = file.SerializeToString()
+    return data
 
 
 def _imports(file: Any) -> list[Any]:

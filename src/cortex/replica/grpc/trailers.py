@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cortex.replica.requests.http import Header
+from cortex.replica.http.connection import Header
 
 CONTENT_TYPE = b"application/grpc"
-#: The gRPC status of a supervisor's response by its HTTP status: DEADLINE_EXCEEDED, else UNAVAILABLE.
-_STATUSES = {504: 4}
-_UNAVAILABLE = 14
+#: The gRPC status of a supervisor's response by its HTTP status: UNAVAILABLE, DEADLINE_EXCEEDED.
+_STATUSES = {503: 14, 504: 4}
+_REASONS = {503: b"Service Unavailable", 504: b"Gateway Timeout"}
 
 
 def trailers(code: int, message: str, headers: Iterable[Header] = ()) -> bytes:
@@ -21,15 +21,21 @@ def trailers(code: int, message: str, headers: Iterable[Header] = ()) -> bytes:
     return b"0\r\n%b\r\n" % b"".join(lines)
 
 
+def supervisor_status(status: int) -> int:
+    """Return the HTTP status by which a supervisor's response is counted: 503, for UNAVAILABLE, unless it is 504."""
+    return status if status in _STATUSES else 503
+
+
 def supervisor_trailers(status: int, message: str) -> bytes:
     """Return the end of a response that has begun, for an error with this HTTP status."""
-    return trailers(_STATUSES.get(status, _UNAVAILABLE), message)
+    return trailers(_STATUSES[supervisor_status(status)], message)
 
 
 def supervisor_response(status: int, message: str) -> bytes:
     """Return a complete response that closes its connection, for an error with this HTTP status."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    return head % CONTENT_TYPE + supervisor_trailers(status, message)
+    status = supervisor_status(status)
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head % (status, _REASONS[status], CONTENT_TYPE) + supervisor_trailers(status, message)
 
 
 def percent_encoded(text: str) -> bytes:

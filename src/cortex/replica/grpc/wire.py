@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from cortex.replica.requests.http import Header
+from cortex.replica.http.connection import Header
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

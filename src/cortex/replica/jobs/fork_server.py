@@ -15,30 +15,25 @@ cause; the next one is started by the supervisor.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import gc
 import os
 import resource
 import signal
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.replica.channel import Channel
+from cortex.replica.forks.process_fork import fork_child, freeze_memory, seed_numpy
 from cortex.replica.jobs.shared_state import SharedJobState
 from cortex.replica.monitoring.metrics import compact_ended
 from cortex.replica.spec import ReplicaSpec
-from cortex.replica.worker_process import end_with_parent, report_failure, set_environment, set_python_path
+from cortex.replica.worker_process import report_failure, set_environment, set_python_path
 from cortex.replica.working_copy import WorkingCopy, copies_folder, remove_tree, with_paths, working_copy
 
 #: Runs a job in this process: (spec with the paths of its working copy, is the first of its worker) → exit code.
 RunJob = Callable[[ReplicaSpec, bool], int]
-
-_libc = ctypes.CDLL(None)
 
 
 def run_fork_server(
@@ -56,8 +51,7 @@ def run_fork_server(
             report_failure(channel, error)
             return 1
         run_imports(imports)
-    gc.collect()
-    gc.freeze()  # keeps these pages shared with the forks
+    freeze_memory()
     folder, ended = copies_folder(spec.run_dir, os.getpid()), None
     number = 0
     while True:
@@ -82,23 +76,11 @@ def _fork(
     run_job: RunJob,
     is_first: bool,
 ) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _libc.fflush(None)  # output of libraries must not be printed by each fork
-    parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # libraries may have started threads, which survive forks in their own way
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        end_with_parent(parent)
+    def run() -> int:
         shared_state.enter_process(os.getpid())
-        code = _run(spec, channel, copy, folder, run_job, is_first)
-    finally:
-        os._exit(code)
+        return _run(spec, channel, copy, folder, run_job, is_first)
+
+    return fork_child(run)
 
 
 def _run(spec: ReplicaSpec, channel: Channel, copy: WorkingCopy, folder: Path, run_job: RunJob, is_first: bool) -> int:
@@ -106,19 +88,12 @@ def _run(spec: ReplicaSpec, channel: Channel, copy: WorkingCopy, folder: Path, r
         spec = with_paths(spec, copy.enter_another(folder))
         copy.drop_privileges()
         set_python_path(spec)
-        _seed_numpy()
+        seed_numpy()
     except BaseException as error:  # the edge of the process
         report_failure(channel, error)
         return 1
     channel.send("forked")  # wakes the supervisor, which finds the new pid in the shared state
     return run_job(spec, is_first)
-
-
-def _seed_numpy() -> None:
-    """Give this process random numbers of its own, as Python's `random` does after a fork."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
 
 
 def _clean_up(spec: ReplicaSpec, folder: Path) -> None:

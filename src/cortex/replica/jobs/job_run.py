@@ -37,7 +37,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class LeaseSource(Protocol):
-    """The leases of a job: those of the operator (`LeaseClient`), or those of a job without one (`dev.local_jobs`)."""
+    """The leases of a job: those of the operator (`LeaseClient`), or those of a job without one (`dev.local.jobs`)."""
 
     @property
     def is_ending(self) -> bool:

@@ -33,7 +33,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from cortex.replica.spec import ReplicaSpec
 
 if TYPE_CHECKING:
-    from cortex.replica.requests.http import Connection, Header
+    from cortex.replica.http.connection import Connection, Header
 
 #: Service of the gateway's spans.
 GATEWAY_SERVICE = "cortex-gateway"
@@ -126,7 +126,7 @@ class Tracing:
 class RequestSpan:
     """The spans of one request: of the gateway, and of this process."""
 
-    __slots__ = ("_context", "_gateway", "_has_error", "_method", "_worker", "is_over")
+    __slots__ = ("_context", "_gateway", "_has_error", "_is_failure", "_method", "_worker", "is_over")
 
     def __init__(self, method: str, gateway: Span, worker: Span, context: Context) -> None:
         self.is_over = False  #: both spans have ended
@@ -134,7 +134,8 @@ class RequestSpan:
         self._gateway = gateway
         self._worker = worker
         self._context = context
-        self._has_error = False
+        self._has_error = False  #: of user code
+        self._is_failure = False
 
     def enter(self, function: str = "") -> None:
         """Make this the parent of the spans that user code creates in this context, by calling `function`."""
@@ -165,13 +166,30 @@ class RequestSpan:
             span.update_name(f"{self._method} {route}")
             span.set_attribute("http.route", route)
 
+    def set_rpc(self, path: str) -> None:
+        """Name the spans of a gRPC call by its path, `/<package>.<Service>/<method>`, as the conventions for it do."""
+        service, _, method = path.strip("/").partition("/")
+        for span in (self._worker, self._gateway):
+            span.update_name(path.strip("/"))
+            span.set_attribute("rpc.system", "grpc")
+            span.set_attribute("rpc.service", service)
+            span.set_attribute("rpc.method", method)
+
+    def set_rpc_status(self, number: int, name: str) -> None:
+        """Record the status of a gRPC call, after `respond` with the HTTP status that belongs to it."""
+        for span in (self._worker, self._gateway):
+            span.set_attribute("rpc.grpc.status_code", number)
+            if self._is_failure and not (span is self._worker and self._has_error):
+                span.set_attribute("error.type", name)
+
     def respond(self, status: int, durations_ns: Mapping[str, int]) -> None:
         """Record the response; `durations_ns` are the parts of `Server-Timing`."""
         for name, duration_ns in durations_ns.items():
             self._worker.set_attribute(f"cortex.{name}_ms", duration_ns / _NS_PER_MS)
         for span in (self._worker, self._gateway):
             span.set_attribute("http.response.status_code", status)
-            if status >= 500:
+            self._is_failure = status >= 500
+            if self._is_failure:
                 span.set_status(StatusCode.ERROR)
                 if span is self._gateway or not self._has_error:
                     span.set_attribute("error.type", str(status))

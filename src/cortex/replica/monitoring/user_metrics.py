@@ -63,6 +63,11 @@ class MetricsClient:
         self._index = index
         self._reset(os.getpid())
 
+    def attach(self, file: MetricFile | None, index: int) -> None:
+        """Record in `file` from now on, in a fork that became process `index`; call it before any other method."""
+        self._file, self._index = file, index
+        self._reset(os.getpid())
+
     def gauge(self, metric: str, value: float, tags: Tags | None = None) -> None:
         """Set a gauge; the aggregate is the value set last by any process."""
         number = _number(metric, value)

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
+from cortex.replica.http.background_tasks import BackgroundTasks
+from cortex.replica.http.connection import Connection, ConnectionPool, Header
 from cortex.replica.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
 from cortex.replica.monitoring.tracker import PredictionTracker
-from cortex.replica.requests.background_tasks import BackgroundTasks
 from cortex.replica.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
-from cortex.replica.requests.http import Connection, ConnectionPool, Header
 from cortex.replica.requests.inference_batching import InferenceCaller, joined_method
 from cortex.replica.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import JSON, encode_json

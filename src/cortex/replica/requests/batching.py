@@ -20,12 +20,12 @@ from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
+from cortex.replica.http.cancellation import CLIENTS
+from cortex.replica.http.connection import Connection
 from cortex.replica.monitoring.metrics import BatchRecorder
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.requests.batch_timing import BatchTiming
 from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
-from cortex.replica.requests.cancellation import CLIENTS
-from cortex.replica.requests.http import Connection
 from cortex.replica.requests.runner import ASYNC_GRACE_NS, Runner
 from cortex.replica.spec import ReplicaSpec
 

@@ -20,9 +20,9 @@ from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.replica.http.connection import Connection, Header
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.monitoring.tracker import PredictionTracker
-from cortex.replica.requests.http import Connection, Header
 from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.replica.requests.payload import (
     CONTENT_TYPE,
@@ -39,9 +39,8 @@ from cortex.replica.requests.payload import (
     parse_typed,
     validate_head,
 )
+from cortex.replica.spec import DEV_VARIABLE, TERMINAL_HINT, TEST_VARIABLE
 
-#: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
-DEV_VARIABLE = "CORTEX_DEV"
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
 MAX_ITEMS = 10
 MAX_CHARACTERS = 500
@@ -213,8 +212,9 @@ class Caller:
 
 def logs_hint(api: str) -> str:
     """Return the end of the message of a failed call, which says where its traceback is."""
-    where = "the terminal" if DEV_VARIABLE in os.environ else f"`cortex logs {api}`"
-    return f"; {where} shows the traceback"
+    if TEST_VARIABLE in os.environ:
+        return "; the output of the test shows the traceback"
+    return TERMINAL_HINT if DEV_VARIABLE in os.environ else f"; `cortex logs {api}` shows the traceback"
 
 
 def _failed_function(error: BaseException, names: tuple[str, ...]) -> str:

@@ -16,8 +16,8 @@ import orjson
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.loader import BoundPredictor
+from cortex.replica.http.connection import Connection
 from cortex.replica.requests.calls import Arguments, Caller
-from cortex.replica.requests.http import Connection
 from cortex.replica.requests.inference_routes import INFERENCE, InferenceCall, InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import Encoded
 from cortex.replica.spec import ReplicaSpec

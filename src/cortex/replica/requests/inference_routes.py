@@ -32,8 +32,8 @@ from cortex.payloads.signature import BodySignature, MethodSignature, ModelSigna
 from cortex.predictor.binding import BoundMethod, Kind
 from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import HANDLE_V2
+from cortex.replica.http.connection import Connection
 from cortex.replica.monitoring.tracker import PredictionTracker
-from cortex.replica.requests.http import Connection
 from cortex.replica.requests.payload import BYTES, JSON, Encoded, encode_json
 from cortex.replica.spec import ReplicaSpec
 

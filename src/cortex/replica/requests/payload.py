@@ -25,6 +25,7 @@ from cortex.errors import UserError
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.predictor.binding import Bodies
+from cortex.replica.http.connection import MAX_RESPONSE_HEADERS
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -227,6 +228,8 @@ def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[
             raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
         if (name := name.lower()) not in _CONNECTION_HEADERS:
             kept.append((name, value))
+    if len(kept) > MAX_RESPONSE_HEADERS:
+        raise UserError(f"the response has {len(kept)} headers; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
     return tuple(kept)
 
 

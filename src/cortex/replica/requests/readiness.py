@@ -37,7 +37,7 @@ from cortex.replica.spec import ReplicaSpec
 def check_readiness(
     spec: ReplicaSpec, predictor: BoundPredictor, loop: asyncio.AbstractEventLoop, channel: Channel
 ) -> None:
-    """Call the method for POST with the API's sample, if it has one, and read the complete result.
+    """Call the method for POST, or rpcs, with the API's sample, if it has one, and read the complete result.
 
     Call it on the main thread, before `loop` runs. A call that exceeds the request timeout ends the process.
     Raises: UserError.
@@ -45,13 +45,18 @@ def check_readiness(
     if spec.readiness is None:
         return
     method = predictor.methods.get("POST")
-    if method is None:
+    if method is None and predictor.service is None:
         raise UserError(f"the readiness sample {spec.readiness} can't be sent: no method answers POST")
     watchdog = threading.Timer(spec.timeout_s, _time_out, (spec, channel, threading.get_ident()))
     watchdog.daemon = True
     watchdog.start()
     try:
-        _call(spec, predictor, method, loop)
+        if method is not None:
+            _call(spec, predictor, method, loop)
+        elif predictor.service is not None:
+            from cortex.replica.grpc.sample_calls import call_sample  # noqa: PLC0415 - other APIs have no grpcio
+
+            call_sample(predictor.service, Path(spec.readiness).read_bytes(), loop)
     except BaseException as error:  # the edge of the user's code
         is_ours = isinstance(error, UserError | BadBody | PayloadError)
         text = error.traceback if isinstance(error, UserError) else "" if is_ours else format_user_traceback(error)

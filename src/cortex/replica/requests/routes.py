@@ -17,9 +17,7 @@ from functools import partial
 from cortex.payloads.path_template import PathTemplate, canonical_path
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.bound_routes import BoundRoute
-from cortex.replica.monitoring.metrics import MetricFile
-from cortex.replica.monitoring.route_metrics import OTHER, RouteRecorder
-from cortex.replica.requests.http import (
+from cortex.replica.http.connection import (
     CLIENT_CLOSED_REQUEST,
     Connection,
     ConnectionPool,
@@ -27,10 +25,13 @@ from cortex.replica.requests.http import (
     Header,
     response_head,
 )
+from cortex.replica.http.openai_errors import is_openai_path
+from cortex.replica.monitoring.metrics import MetricFile
+from cortex.replica.monitoring.route_metrics import OTHER, RouteRecorder
 from cortex.replica.requests.inference_routes import InferenceRoutes
-from cortex.replica.requests.openai_errors import is_openai_path
 
 _INFERENCE_PATH = b"/v2"
+_SHOWN_PATH = 200
 _NS_PER_S = 1_000_000_000
 
 
@@ -103,7 +104,9 @@ class RouteRequests:
             message = f"{connection.method} is not supported at this path; it answers {allowed}"
             connection.respond_error(405, message, ((b"allow", allowed.encode()),))
         else:
-            connection.respond_error(404, "this API has no route with this path")
+            shown = path[:_SHOWN_PATH].decode("latin-1")
+            endpoint = (connection.endpoint or b"").rstrip(b"/").decode("latin-1")
+            connection.respond_error(404, f"this API has no route {shown}; GET {endpoint}/info lists its routes")
         return None
 
 

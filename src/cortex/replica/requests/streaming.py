@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
-from cortex.replica.requests.background_tasks import contain_exit
+from cortex.replica.http.background_tasks import contain_exit
+from cortex.replica.http.connection import Connection, Header
 from cortex.replica.requests.calls import FailedCall
-from cortex.replica.requests.http import Connection, Header
 from cortex.replica.requests.payload import encode_chunk, stream_media_type, validate_head
 from cortex.replica.requests.runner import Runner
 
@@ -53,11 +53,13 @@ class ResponseStream:
         self._media_type = media_type
         self._headers = headers
         self._started = False
-        self._is_writable = threading.Event()
-        self._is_writable.set()
+        self._is_writable = threading.Event()  #: the handler thread may produce the next chunk
 
     def run(self, chunks: Iterator[Any]) -> None:
-        """Iterate on a handler thread; the connection is only accessed on the event loop."""
+        """Iterate on a handler thread; the connection is only accessed on the event loop.
+
+        The thread waits until the first chunk is sent: by continuing, it would keep the event loop from the GIL.
+        """
         try:
             for chunk in chunks:
                 self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
@@ -105,6 +107,7 @@ class ResponseStream:
             connection.stream(data)
         else:
             self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
+            self._is_writable.set()
         if connection.unsent_bytes > MAX_UNSENT_BYTES and self._is_writable.is_set():
             self._is_writable.clear()
             self._loop.create_task(self._wait_until_writable())

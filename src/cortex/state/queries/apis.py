@@ -22,6 +22,7 @@ from cortex.state.database import reading
 from cortex.state.postgresql import DEADLINE
 from cortex.state.queries import history
 from cortex.state.queries.history import HistoryEntry
+from cortex.state.revision import Target
 from cortex.state.tables import api_history, api_versions, apis, serving_revisions
 
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
@@ -29,15 +30,6 @@ _TIME_ID_ORIGIN_MS = 10_000_000_000_000
 
 #: Deadline of a transaction.
 WRITE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Target:
-    """A revision that replicas can be started from."""
-
-    revision: str
-    spec: Api
-    project_hash: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Commands about deployed APIs and their jobs."""

@@ -1,0 +1,1 @@
+"""Commands about the installation: its operator, access to it, and environments."""

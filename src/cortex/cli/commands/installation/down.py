@@ -1,0 +1,23 @@
+"""`cortex down`: stop all processes of this machine's installation, even if its operator has ended."""
+
+from __future__ import annotations
+
+import argparse
+
+from cortex.cli.session import Session
+from cortex.client.cleanup import stop_all
+from cortex.telemetry import configure as configure_logs
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add no arguments."""
+
+
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Stop all processes. It is not an error if none is running."""
+    session.home.check()
+    if session.home.logs_dir.is_dir():
+        configure_logs(session.home.logs_dir / "cli.log")
+    session.console.begin("stopping replicas, gateway and operator")
+    session.console.line("stopped" if stop_all(session.home) else "nothing was running")
+    return 0

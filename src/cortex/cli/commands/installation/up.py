@@ -1,0 +1,252 @@
+"""`cortex up`: start the operator of this machine, in the background or in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cortex.cli.session import Session
+from cortex.client.environments import LOCAL, read_operator
+from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
+from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
+from cortex.installation import Installation
+from cortex.replica.monitoring.trace_export import find_problem
+from cortex.tls import CertificateFiles
+
+if TYPE_CHECKING:
+    from cortex.cli.deploy_project import StartDeployment
+
+_STORED = "stored for later starts"
+_MAX_DRAIN_S = 86_400
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--foreground", action="store_true", help="run in the foreground, for systemd and other process managers"
+    )
+    parser.add_argument(
+        "--stop-all",
+        action="store_true",
+        help="with --foreground: print all logs, and at SIGTERM drain and stop everything; for containers",
+    )
+    parser.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=float,
+        help="with --stop-all: maximum time that requests in progress have to finish at the end (default: 20)",
+    )
+    parser.add_argument(
+        "--deploy",
+        metavar="FILE",
+        help="with --stop-all: deploy the project of this configuration file at the start, like `cortex deploy`",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "text"),
+        help="with --stop-all: format of the printed logs; default: text on a terminal, otherwise json",
+    )
+    default = Installation()
+    parser.add_argument(
+        "--gateway-port",
+        metavar="PORT",
+        type=int,
+        help=f"port of the gateway (default: {default.gateway_port}); {_STORED}",
+    )
+    parser.add_argument(
+        "--operator-port",
+        metavar="PORT",
+        type=int,
+        help=f"port of the operator (default: {default.operator_port}); {_STORED}",
+    )
+    parser.add_argument(
+        "--host", metavar="ADDRESS", help=f"address on which both listen (default: {default.host}); {_STORED}"
+    )
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help=f"serve HTTPS with this certificate and its chain (PEM); {_STORED}"
+    )
+    parser.add_argument(
+        "--tls-key", metavar="FILE", help=f"private key of the certificate (PEM, not encrypted); {_STORED}"
+    )
+    parser.add_argument("--no-tls", action="store_true", help="serve plain HTTP, even if a certificate was stored")
+    parser.add_argument("--engine", metavar="local|ray", help=f"where replicas run (default: local); {_STORED}")
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="address of the Ray head, for --engine ray")
+    parser.add_argument(
+        "--database",
+        metavar="URL",
+        help="postgresql://USER:PASSWORD@HOST/NAME, or sqlite for the database in CORTEX_HOME"
+        f" (default: CORTEX_DATABASE, or else sqlite); {_STORED}",
+    )
+    parser.add_argument("--advertise", metavar="ADDRESS", help="address at which the Ray nodes reach this machine")
+    parser.add_argument(
+        "--node-port",
+        metavar="PORT",
+        type=int,
+        help=f"port for connections from the Ray nodes (default: {default.node_port})",
+    )
+    parser.add_argument(
+        "--gateways",
+        metavar="WHERE",
+        help=f"Ray nodes that run additional gateways: operator (none), all, group:NAME; {_STORED}",
+    )
+    parser.add_argument(
+        "--v2-at-root",
+        action=argparse.BooleanOptionalAction,
+        help=f"also answer the Open Inference Protocol at /v2, with the names of APIs as models; {_STORED}",
+    )
+
+
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Start the operator, or report that it is running."""
+    for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
+        if port is not None and not 0 < port < 65536:
+            raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
+    _check_foreground_options(arguments)
+    deployment = _deployment(arguments.deploy, session) if arguments.deploy else None
+    tls = _certificate_files(arguments)
+    options = ListenOptions(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
+    if tls is not None:
+        for warning in tls.warnings(tls.load(), datetime.now(UTC)):
+            session.console.note(f"warning: {warning}")
+    if (problem := find_problem(session.environ)) is not None:
+        session.console.note(f"warning: traces are not exported: {problem}")
+    replaced = _store_installation(arguments, options, session)
+    if arguments.stop_all:
+        code = _run_with_everything(arguments, options, deployment, session)
+        if code and replaced is not None:
+            replaced.write(session.home)
+        return code
+    if arguments.foreground:
+        command = foreground_command(session.home, options)
+        session.console.flush()
+        # The operator replaces this process, so that a process manager supervises the operator itself.
+        os.execve(command[0], command, {**session.environ, "CORTEX_HOME": str(session.home.path)})
+    session.home.prepare()
+    session.console.begin("starting the operator")
+    try:
+        operator, is_new = start(session.home, options)
+    except CortexError:
+        if replaced is not None and read_operator(session.home) is None:  # no later start must repeat the failure
+            replaced.write(session.home)
+        raise
+    session.console.line(
+        "the operator is running" if is_new else f"the operator is already running (pid {operator.pid})"
+    )
+    session.console.line(f"  operator: {operator.url}")
+    session.console.line(f"  gateway:  {operator.gateway_url}")
+    leader = leader_url(session.home, operator)
+    if leader is not None:
+        session.console.line(f"it is on standby: the operator at {leader} is the leader")
+    elif Installation.read(session.home).engine != "local":
+        _warn_about_cluster(session)
+    return 0
+
+
+def _check_foreground_options(arguments: argparse.Namespace) -> None:
+    """Check the options of --stop-all. Raises: InputError."""
+    if arguments.stop_all and not arguments.foreground:
+        raise InputError("--stop-all requires --foreground")
+    for name, value in (
+        ("--drain", arguments.drain),
+        ("--deploy", arguments.deploy),
+        ("--log-format", arguments.log_format),
+    ):
+        if value is not None and not arguments.stop_all:
+            raise InputError(f"{name} requires --foreground --stop-all")
+    if arguments.drain is not None and not 0 <= arguments.drain <= _MAX_DRAIN_S:
+        raise InputError(f"--drain {arguments.drain:g}: must be 0 to {_MAX_DRAIN_S} seconds")
+
+
+def _deployment(path: str, session: Session) -> StartDeployment:
+    """Check and pack the project to deploy at the start. Raises: InputError, ConfigError."""
+    from cortex.cli.deploy_project import StartDeployment  # noqa: PLC0415 - other starts do without
+
+    return StartDeployment.prepare(Path(path), session.client(LOCAL))
+
+
+def _run_with_everything(
+    arguments: argparse.Namespace, options: ListenOptions, deployment: StartDeployment | None, session: Session
+) -> int:
+    from cortex.cli.foreground import DRAIN_S, run_foreground  # noqa: PLC0415 - other starts do without
+    from cortex.cli.log_output import LogOutput  # noqa: PLC0415
+
+    session.console.flush()
+    is_json = arguments.log_format == "json" if arguments.log_format else not sys.stdout.isatty()
+    drain_s = DRAIN_S if arguments.drain is None else arguments.drain
+    output = partial(LogOutput, session.home.logs_dir, sys.stdout, is_json)
+    return run_foreground(session.home, options, drain_s, output, deployment)
+
+
+def _warn_about_cluster(session: Session) -> None:
+    """Print a warning if the cluster can't place replicas, which the first deploy would report otherwise."""
+    from cortex.cli.commands.installation.status import cluster_problem  # noqa: PLC0415 - other starts do without
+
+    with contextlib.suppress(CortexError):
+        if problem := cluster_problem(session.client(LOCAL).operator_status()):
+            session.console.note(f"warning: {problem}")
+
+
+def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation | None:
+    """Store the options for later starts of the operator. Return those that they replace; None if nothing changes.
+
+    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
+    """
+    session.home.check()
+    known = Installation.read(session.home)
+    wanted = known.changed(
+        engine=arguments.engine,
+        ray_address=arguments.ray_address,
+        database=arguments.database or session.environ.get("CORTEX_DATABASE") or None,
+        advertise=arguments.advertise,
+        node_port=arguments.node_port,
+        gateways=arguments.gateways,
+        v2_at_root=arguments.v2_at_root,
+    )
+    options.check_ports(session.home, wanted)
+    wanted.check_modules(is_kept=known.engine == "ray")
+    if wanted == known:
+        return None
+    running = read_operator(session.home)
+    if running is not None:
+        raise ConflictError(
+            f"an operator is already running (pid {running.pid}) with other options; run `cortex down` first"
+        )
+    try:
+        _check_reachable(wanted, known)
+    except InputError as error:
+        if arguments.foreground:
+            raise
+        raise OperatorUnavailableError(f"the operator did not start: {error}") from None
+    session.home.prepare()
+    wanted.write(session.home)
+    return known
+
+
+def _check_reachable(wanted: Installation, known: Installation) -> None:
+    # Imports of parts of the operator, which other starts do without.
+    if wanted.database and wanted.database != known.database:
+        from cortex.state.database import check_address  # noqa: PLC0415
+
+        check_address(wanted.database)
+    if wanted.engine == "ray" and (wanted.ray_address, wanted.advertise) != (known.ray_address, known.advertise):
+        from cortex.operator.infrastructure import own_address  # noqa: PLC0415
+
+        own_address(wanted)
+
+
+def _certificate_files(arguments: argparse.Namespace) -> CertificateFiles | None:
+    if not arguments.tls_cert and not arguments.tls_key:
+        return None
+    if not arguments.tls_cert or not arguments.tls_key:
+        raise InputError(
+            "--tls-cert and --tls-key must be given together; without both, the stored certificate is served"
+        )
+    if arguments.no_tls:
+        raise InputError("--no-tls can't be combined with --tls-cert and --tls-key")
+    return CertificateFiles(*(Path(file).expanduser().absolute() for file in (arguments.tls_cert, arguments.tls_key)))

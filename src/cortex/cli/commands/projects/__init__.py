@@ -1,0 +1,1 @@
+"""Commands that begin with a project folder or a model."""

@@ -1,0 +1,167 @@
+"""`cortex deploy`: pack and upload a project, wait until its APIs are live, and report the outcome."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from cortex.cli.arguments import add_config, add_env, add_output
+from cortex.cli.model_request import describe_models, model_request
+from cortex.cli.output import Json, located
+from cortex.cli.rollout import report_failure, show_docs, show_result, wait
+from cortex.cli.sample_request import sample_request
+from cortex.cli.session import Session
+from cortex.cli.tables.canary import canary_notes
+from cortex.cli.tables.scaling import room_note, shortage_note
+from cortex.client.client import Client
+from cortex.client.environments import LOCAL, read_operator
+from cortex.client.packaging import Package, find_config, pack_file
+from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
+from cortex.lifecycle import ApiKind
+
+#: Arguments of `cortex submit` in the hint for kinds that run jobs.
+#: File with a submission, as `cortex init` writes it.
+_JOB_NAME = "job.json"
+_SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config(parser)
+    add_env(parser)
+    parser.add_argument("-f", "--force", action="store_true", help="deploy even if an update is in progress")
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask for confirmation of an unusually large project"
+    )
+    add_output(parser)
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the APIs are live")
+
+
+def run(arguments: argparse.Namespace, session: Session) -> int:
+    """Deploy the APIs; return 0 if all become live."""
+    as_json = arguments.output == "json"
+    file = find_config(Path(arguments.config))
+    client = session.client(arguments.env)
+    try:
+        package = pack_file(file)
+        _confirm(package, arguments.yes, session)
+        results = upload(client, package, file, arguments.force, session)
+    except ConfigError as error:
+        if as_json:
+            session.console.json(_refusals(error, file.parent))
+        raise located(error, file.parent) from None
+    try:
+        for result in results if not as_json else ():
+            show_result(result, session)
+        if not arguments.no_wait:
+            results = [_wait(client, result, file.parent, session, as_json) for result in results]
+    except KeyboardInterrupt:
+        session.console.note("the deployment continues; `cortex get` shows its status")
+        raise
+    if as_json:
+        session.console.json(results)
+    return 1 if any(result["error"] for result in results) else 0
+
+
+def upload(
+    client: Client,
+    package: Package,
+    file: Path,
+    force: bool,
+    session: Session,
+    environ: Mapping[str, str] | None = None,
+) -> list[Json]:
+    """Upload a project; start the operator of this machine if it is the one to upload to, and does not run.
+
+    With `environ`, which has the credentials for buckets, the models are checked before it starts.
+    """
+    try:
+        return client.upload(package, force)
+    except OperatorUnavailableError:
+        if not session.is_local(client):
+            raise
+    # Slow to import, and needed only without an operator.
+    from cortex.operator.deploy.diagnose import Machine, diagnose  # noqa: PLC0415
+
+    diagnose(
+        file, file.name, machine=None if environ is None else Machine(environ)
+    )  # a mistake must not leave an operator running
+    session.start_local_operator()
+    session.console.progress("uploading the project")
+    return client.upload(package, force)
+
+
+def _confirm(package: Package, yes: bool, session: Session) -> None:
+    """Ask for confirmation of a large project. Raises: InputError if it is declined or there is no terminal."""
+    if yes or not package.warnings:
+        return
+    for warning in package.warnings:
+        session.console.note(f"warning: {warning}; list files in .cortexignore to exclude them")
+    if not session.is_interactive:
+        raise InputError("the project is unusually large; use --yes to deploy it without confirmation")
+    if not session.confirm("deploy it anyway?"):
+        raise InputError("nothing was deployed")
+
+
+def _wait(client: Client, result: Json, folder: Path, session: Session, as_json: bool) -> Json:
+    """Wait until an API is live or has failed; return its result, with the error if there is one."""
+    if result["error"] or (outcome := wait(client, result["api"], session)) is None:
+        return result
+    if not outcome.is_live:
+        return {**result, "error": report_failure(outcome.api, session)}
+    if not as_json:
+        _report_live(outcome.api, folder, outcome.seconds, client, session)
+    return result
+
+
+def _ca_file(client: Client, session: Session) -> str:
+    """Return the file of certificates with which curl trusts the gateway; "" if it needs none."""
+    local = read_operator(session.home) if client.environment.name == LOCAL else None
+    return local.tls_cert if local else client.environment.connect().trust.ca
+
+
+def ca_option(client: Client, session: Session) -> str:
+    """Return the option with which curl trusts the gateway; "" if it needs none."""
+    ca_file = _ca_file(client, session)
+    return f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
+
+
+def _report_live(api: Json, folder: Path, seconds: float, client: Client, session: Session) -> None:
+    console = session.console
+    name, endpoint = api["spec"]["name"], api["endpoint"]
+    console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")
+    for line in canary_notes(api):
+        console.line(f"  {line}")
+    console.line(f"  endpoint: {endpoint}")
+    show_docs(api, session)
+    if note := shortage_note(api) or room_note(api):
+        console.line(f"  {note}")
+    if (submission := _SUBMISSIONS.get(api["spec"].get("kind"))) is not None:
+        job = folder / _JOB_NAME
+        given = f" {shlex.quote(str(job))}" if job.is_file() else submission
+        console.line(f"  cortex submit {name}{given} --watch")
+        return
+    models, options = describe_models(api, client), ca_option(client, session)
+    lines = [model_request(model, endpoint, options) for model in models]
+    lines = lines or sample_request(api, folder, _ca_file(client, session), lambda: _document(name, client))
+    for line in lines:
+        console.line(f"  {line}")
+    if api["spec"].get("networking", {}).get("auth") == "api_key":
+        console.line(f"  cortex keys create NAME --api {name}")
+
+
+def _document(api: str, client: Client) -> Json:
+    """Return the OpenAPI document of an API; an empty one if it publishes none, or only to callers with a key."""
+    try:
+        return client.get_openapi(api)
+    except (CortexError, OSError, ValueError):
+        return {}
+
+
+def _refusals(error: ConfigError, folder: Path) -> list[Json]:
+    return [
+        {"api": item.path.partition(".")[0], "message": "", "error": str(item), "changes": [], "installs": []}
+        for item in located(error, folder).diagnostics
+    ]

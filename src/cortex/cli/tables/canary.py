@@ -1,0 +1,66 @@
+"""The trial of an API's newest revision, printed by `cortex get API`, with its evidence by `cortex get API --why`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cortex.cli.output import Console, Json, Table
+
+#: What the two columns of a property's parts are parts of.
+_MEANINGS = {
+    "errors": "requests with an error",
+    "p50": "requests slower than the old p50",
+    "p99": "requests slower than the old p99",
+}
+
+
+def canary_notes(api: Json) -> Iterator[str]:
+    """Yield lines about the trial of the newest revision; none without a trial."""
+    canary = api.get("canary")  # older operators send none
+    if not canary:
+        return
+    new, old, outcome = canary["revision_number"], canary["old_revision_number"], canary["outcome"]
+    name, reason = api["spec"]["name"], f": {canary['reason']}" if canary["reason"] else ""
+    if outcome in ("trying", "held"):
+        step = f"step {canary['step']} of {len(canary['steps'])}"
+        held = f", held{reason}" if outcome == "held" else ""
+        share = f"{canary['percent']} % of the requests"
+        yield f"canary:   revision {new} gets {share} ({step}{held}), revision {old} the rest"
+        yield f"          `cortex get {name} --why` compares them; `cortex promote {name}` or"
+        yield f"          `cortex rollback {name}` ends the trial"
+    elif outcome == "rolled back":
+        yield f"canary:   revision {new} was rolled back{reason}"
+
+
+def show_canary(canary: Json, console: Console) -> None:
+    """Print what is known about each property of the newest revision."""
+    new, old = canary["revision_number"], canary["old_revision_number"]
+    steps = " → ".join(f"{step} %" for step in canary["steps"])
+    console.line(f"canary: revision {new} against revision {old}: {canary['outcome']}")
+    if canary["reason"]:
+        console.line(f"reason: {canary['reason']}")
+    console.line(f"step {canary['step']} of {steps}: {canary['step_requests']} requests to revision {new}\n")
+    console.table(*findings_table(canary["findings"], new, old))
+
+
+def findings_table(findings: list[Json], new: int, old: int) -> Table:
+    """Return a table with one row per property."""
+    headers = ["part of the", f"revision {old}", f"revision {new}", "tolerated", "verdict", "more requests"]
+    return headers, [_row(finding) for finding in findings]
+
+
+def _row(finding: Json) -> list[str]:
+    missing = finding["missing"]
+    needed = "" if finding["finding"] != "not known" else "?" if missing is None else f"about {missing:,}"
+    return [
+        _MEANINGS.get(finding["name"], finding["name"]),
+        _percent(finding["old"]),
+        _percent(finding["new"]),
+        f"+{100 * finding['margin']:g} %",
+        finding["finding"],
+        needed,
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"

@@ -1,0 +1,161 @@
+"""An API in this process: its class is constructed as by a worker, and requests arrive over sockets of the caller.
+
+`cortex dev` runs one per process, and `cortex.testing` one per test. Both use the request path of replicas (`App`,
+`ApplicationServer`); what they lack is the supervisor, which enforces deadlines and replaces processes that die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cortex.predictor.loader import BoundPredictor, load, rebind
+from cortex.replica.channel import Channel
+from cortex.replica.http.connection import Connection
+from cortex.replica.monitoring.user_metrics import MetricsClient
+from cortex.replica.requests.app import App, call_slots
+from cortex.replica.requests.call_timing import CallDurations
+from cortex.replica.requests.payload import make_headers
+from cortex.replica.requests.readiness import check_readiness
+from cortex.replica.requests.runner import Runner
+from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
+from cortex.replica.spec import ReplicaSpec
+from cortex.replica.worker_process import set_environment, set_python_path
+
+if TYPE_CHECKING:
+    from cortex.dev.local.models import LocalFetcher
+    from cortex.models.spec import Catalogue
+    from cortex.predictor.batch import BatchCode
+    from cortex.replica.applications.server import ApplicationServer
+
+
+class LocalModels:
+    """The models of an API, if it has any: what `load` needs instead of a model agent."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self.catalogue: Catalogue | None = None
+        self.fetcher: LocalFetcher | None = None
+        self._source = spec.models if spec.tensorflow_serving in (None, "local") else None
+
+    def list(self) -> None:
+        """List the models. Blocks. Raises: StorageError."""
+        if self._source is None:
+            return
+        from cortex.dev.local.models import LocalFetcher, list_catalogue  # noqa: PLC0415 - few APIs have models
+
+        self.catalogue = list_catalogue(self._source, os.environ)
+        self.fetcher = LocalFetcher(os.environ)
+
+    def close(self) -> None:
+        """Delete what was downloaded."""
+        if self.fetcher is not None:
+            self.fetcher.close()
+
+
+def enter_environment(spec: ReplicaSpec) -> None:
+    """Set the environment variables of user code in this process."""
+    os.environ |= spec.env
+    set_environment(spec, 0)
+    set_python_path(spec)
+
+
+def load_jobs_class(spec: ReplicaSpec, models: LocalModels) -> BatchCode:
+    """Import the class of an API that runs jobs. Raises: UserError, StorageError."""
+    from cortex.predictor.batch import load_batch_code  # noqa: PLC0415 - other APIs start faster
+
+    models.list()
+    return load_batch_code(spec, models.catalogue, models.fetcher, metrics=MetricsClient(None))
+
+
+class RequestApi:
+    """An API whose methods answer requests. Its user code runs on the thread that calls `run`."""
+
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        self._spec = spec
+        self._loop = loop
+        self._models = LocalModels(spec)
+        self._shared_state = SharedConnectionState()
+        self._connections = 0
+        self.predictor: BoundPredictor
+        self.runner: Runner
+        self._app: App
+
+    def load(self) -> None:
+        """Construct the user's class, and send it the readiness sample of the API. Raises: UserError, StorageError."""
+        self._models.list()
+        metrics = MetricsClient(None)
+        self.predictor = load(self._spec, self._models.catalogue, self._models.fetcher, metrics=metrics)
+        self.predictor.after_fork()
+        if self._spec.readiness is not None:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:  # its only message precedes the end of the process
+                check_readiness(self._spec, self.predictor, self._loop, Channel(ours))
+        self.open()
+
+    def open(self) -> None:
+        """Begin to accept requests; call it again after `run` has returned."""
+        durations = CallDurations(self._shared_state)
+        self.runner = Runner(self._loop, self._spec.threads, durations, always_threads=True)
+        self._app = self._new_app()
+
+    def _new_app(self) -> App:
+        if any(method.needs_headers or method.needs_query_params for method in self.predictor.all_methods):
+            make_headers(())  # imports starlette, which would delay the first request
+        slots = call_slots(self._spec, self.predictor)
+        return App(self._spec, self.predictor, self.runner, self._loop, self._shared_state, slots, None)
+
+    def rebind(self) -> None:
+        """Bind the methods again after the class has changed; running requests keep the old ones.
+
+        Event-loop thread only. Raises: UserError if the class is invalid now; then nothing has changed.
+        """
+        self.predictor = rebind(self._spec, self.predictor)
+        self._app = self._new_app()
+
+    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
+        """Serve a connection. Event-loop thread only, or before the loop runs."""
+        self._connections += 1
+        self._app.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+
+    def finish(self) -> None:
+        """Wait for the tasks that run after responses. The event loop must run; call it on another thread."""
+        self._app.shutdown()
+
+    def close(self) -> None:
+        """Unload the models."""
+        self.predictor.close()
+        self._models.close()
+
+
+class ApplicationApi:
+    """An API with an ASGI or WSGI application."""
+
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        self._spec = spec
+        self._loop = loop
+        self._connections = 0
+        self.predictor: BoundPredictor
+        self._server: ApplicationServer
+
+    def load(self) -> None:
+        """Import and start the application. Raises: UserError."""
+        from cortex.replica.applications.lifespan import Lifespan  # noqa: PLC0415 - other APIs start faster
+        from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - likewise
+
+        self.predictor = load(self._spec, metrics=MetricsClient(None))
+        self.predictor.after_fork()
+        lifespan = Lifespan(self.predictor.application)
+        self._loop.run_until_complete(lifespan.startup())
+        self._server = ApplicationServer(self._spec, lifespan, self._loop, SharedConnectionState(), None)
+
+    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
+        """Serve a connection. Event-loop thread only, or before the loop runs."""
+        self._connections += 1
+        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+
+    def stop(self) -> None:
+        """End all calls and the application, then stop the event loop. Event-loop thread only."""
+        self._server.stop(self._loop.stop)

@@ -1,0 +1,78 @@
+"""The server of an API with `type: command` in `cortex dev`: its process, and the proxy before it. Linux only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cortex.dev.api_process import describe_exit
+from cortex.errors import UserError
+from cortex.replica.commands.command_process import CommandProcess
+from cortex.replica.commands.readiness_probe import wait_until_ready
+from cortex.replica.commands.server import FLUSH_S, CommandServer
+from cortex.replica.http.connection import Connection
+from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
+from cortex.replica.spec import ReplicaSpec
+
+
+class CommandApi:
+    """One run of a command. All methods are for the thread of the event loop."""
+
+    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="cortex-"))  #: of the socket at which it may listen
+        self._spec = replace(spec, sockets=(str(self._folder / "socket"),))
+        self._loop = loop
+        self._connections = 0
+        self._process: CommandProcess
+        self._server: CommandServer
+        self._end: asyncio.Task[None]
+
+    def load(self) -> None:
+        """Start the command, and wait until its server is ready. Raises: UserError."""
+        self._process = CommandProcess(self._spec, 0)
+        self._process.start(self._loop)
+        try:
+            address = self._loop.run_until_complete(wait_until_ready(self._spec, self._process, lambda problem: None))
+            if address is None:
+                raise UserError(f"the command {self._exit_reason()} before it was ready")
+        except BaseException:
+            self.close()
+            raise
+        self._server = CommandServer(
+            self._spec, self._process, address, self._loop, SharedConnectionState(), None, None
+        )
+        self._end = self._loop.create_task(self._wait_for_end())
+
+    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
+        """Serve a connection."""
+        self._connections += 1
+        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+
+    def stop(self) -> None:
+        """End the command, then stop the event loop."""
+        self._server.stop(self._loop.stop)
+
+    def close(self) -> None:
+        """Kill what the command has left behind."""
+        self._process.signal(signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _wait_for_end(self) -> None:
+        """End this process when the command ends on its own; `cortex dev` starts another."""
+        await self._process.ended()
+        if not self._server.is_stopping:
+            await asyncio.sleep(FLUSH_S)
+            sys.stderr.write(f"the command {self._exit_reason()}\n")
+            self.close()
+            os._exit(1)
+
+    def _exit_reason(self) -> str:
+        return describe_exit(os.waitstatus_to_exitcode(self._process.wait_status or 0))

@@ -1,0 +1,273 @@
+"""Jobs and workloads in this process: parsed, run and recorded as by a job worker, in memory, without retries."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cortex.config.schema import Api
+from cortex.dev.local.api import LocalModels, load_jobs_class
+from cortex.dev.local.project import LOCAL_REVISION, run_in_thread
+from cortex.errors import SubmissionError, UserError
+from cortex.home import Home
+from cortex.jobs.intake.files import located_batches
+from cortex.jobs.intake.items import split_items
+from cortex.jobs.intake.submission import SubmissionLimits, parse_body
+from cortex.jobs.spec import (
+    TASK_BATCH,
+    Assignment,
+    BatchFailure,
+    ItemList,
+    JobCounts,
+    JobOrigin,
+    JobRecord,
+    Lease,
+    LeasedBatch,
+    NewBatch,
+    Source,
+    TaskCall,
+    Upload,
+    Workload,
+    WorkloadView,
+    job_id_at,
+    source_to_json,
+)
+from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
+from cortex.operator.jobs.workers import job_assignment
+from cortex.predictor.batch import BatchCode
+from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.replica.jobs.job_run import JobRun, WorkloadRun
+from cortex.replica.jobs.operator_client import CompletionHook
+from cortex.replica.jobs.shared_state import SharedJobState
+from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
+from cortex.replica.monitoring.request_log import write_log
+from cortex.replica.spec import ReplicaSpec
+
+
+@dataclass
+class LocalJob:
+    """A job and its outcome."""
+
+    record: JobRecord
+    batches: list[NewBatch]
+    outcomes: list[BatchOutcome] = field(default_factory=list)
+    hook_error: str = ""  #: why `on_job_complete` failed
+
+    @property
+    def failures(self) -> list[BatchFailure]:
+        """Return the batches that raised an exception."""
+        return [each.failure for each in self.outcomes if each.failure is not None]
+
+    @property
+    def results(self) -> list[Any]:
+        """Return the result of each batch in order; None for one that returned nothing, or failed."""
+        return [None if each.result is None else json.loads(each.result) for each in self.outcomes]
+
+
+class _LocalLeases:
+    """All batches of a job as one lease, then its completion hook."""
+
+    is_ending = False
+
+    def __init__(self, payloads: list[bytes], outcomes: list[BatchOutcome], has_hook: bool) -> None:
+        batches = tuple(LeasedBatch(seq, payload) for seq, payload in enumerate(payloads))
+        self._tasks: deque[ActiveLease | CompletionHook] = deque([ActiveLease(Lease("local", batches))])
+        if has_hook:
+            self._tasks.append(CompletionHook("local"))
+        self._outcomes = outcomes
+        self.hook_error = ""
+
+    def next_task(self) -> ActiveLease | CompletionHook | None:
+        return self._tasks.popleft() if self._tasks else None
+
+    def done(self, outcome: BatchOutcome, /) -> None:
+        self._outcomes.append(outcome)
+
+    def work_done(self, batches: int, seconds: float) -> None:
+        """Size no further lease."""
+
+    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
+        self.hook_error = error or ""
+
+
+class JobsApi:
+    """A BatchAPI or TaskAPI, each of whose jobs has an object of its own. Not thread-safe, except for `submit`."""
+
+    def __init__(self, spec: ReplicaSpec, api: Api, environ: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._api = api
+        self._environ = environ
+        self._models = LocalModels(spec)
+        self._numbers = 0
+        self.code: BatchCode
+
+    def load(self) -> None:
+        """Import the user's code. Raises: UserError, StorageError."""
+        self.code = load_jobs_class(self._spec, self._models)
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self.code.class_name
+
+    def submit(self, body: bytes | Mapping[str, Any]) -> LocalJob:
+        """Validate a submission and cut its input into batches. Raises: SubmissionError, StorageError."""
+        networking = self._api.networking
+        is_task = self._api.kind is ApiKind.TASK
+        limits = SubmissionLimits(networking.max_body_size, networking.max_batch_size, is_task)
+        submission = parse_body(body, limits)
+        batches = self._batches(submission.source, networking.max_batch_size)
+        self._numbers += 1
+        api = self._api
+        origin = JobOrigin(
+            api.name, LOCAL_REVISION, LOCAL_REVISION, LOCAL_REVISION, "", api.model_dump_json(), api.kind.value
+        )
+        counts = JobCounts(batches=len(batches), items=sum(batch.items for batch in batches))
+        now = time.time()
+        record = JobRecord(
+            job_id_at(time.time_ns()),
+            self._numbers,
+            origin,
+            submission.options,
+            source_to_json(submission.source),
+            JobStatus.PENDING,
+            now,
+            counts=counts,
+        )
+        return LocalJob(record, batches)
+
+    def run(self, job: LocalJob) -> None:
+        """Construct the user's object for a job and run its batches. Never raises: the job records what failed."""
+        job.record = replace(job.record, status=JobStatus.RUNNING, started_at=time.time())
+        assignment = job_assignment(job.record, self._spec.id, Home(Path("/")))
+        try:
+            bound = self.code.construct(assignment.config, assignment.job_spec, assignment.api_spec)
+        except Exception as error:  # the edge of the user's code
+            message, text = str(error) if isinstance(error, UserError) else describe(error), _traceback(error)
+            write_log(f"{text}\n" if text else f"{message}\n")
+            self._end(job, JobStatus.WORKER_ERROR, message, text)
+            return
+        leases = _LocalLeases([batch.payload for batch in job.batches], job.outcomes, bound.on_job_complete is not None)
+        JobRun(replace(assignment, batch_timeout_s=None), bound, SharedJobState(), leases).run()
+        job.hook_error = leases.hook_error
+        if job.hook_error:
+            self._end(job, JobStatus.WORKER_ERROR, job.hook_error)
+        elif failures := job.failures:
+            self._end(job, JobStatus.COMPLETED_WITH_FAILURES, failures[0].error, failures[0].traceback)
+        else:
+            self._end(job, JobStatus.SUCCEEDED)
+
+    def close(self) -> None:
+        """Unload the models."""
+        self.code.close()
+        self._models.close()
+
+    def _batches(self, source: Source, max_bytes: int) -> list[NewBatch]:
+        if isinstance(source, TaskCall):
+            return [TASK_BATCH]
+        if isinstance(source, ItemList):
+            return list(split_items(source.items, source.batch_size, max_bytes))
+        if isinstance(source, Upload):
+            raise SubmissionError("lines of JSON can't be sent to an API that is not deployed; send an item_list")
+
+        async def read() -> list[NewBatch]:
+            found: list[NewBatch] = []
+            async with aclosing(located_batches(source, self._environ, max_bytes)) as located:  # type: ignore[arg-type]
+                async for _, batches in located:
+                    found += batches
+            return found
+
+        return run_in_thread(read())
+
+    def _end(self, job: LocalJob, status: JobStatus, message: str = "", text: str = "") -> None:
+        failed = {failure.seq for failure in job.failures}
+        items = [batch.items for batch in job.batches]
+        done = [each for each in job.outcomes if each.seq not in failed]
+        counts = replace(
+            job.record.counts,
+            succeeded=len(done),
+            succeeded_items=sum(items[each.seq] for each in done),
+            failed=len(failed),
+            failed_items=sum(items[seq] for seq in failed),
+            failed_attempts=len(failed),
+            results=sum(each.result is not None for each in job.outcomes),
+            seconds=sum(each.seconds for each in done),
+            workers=1,
+        )
+        job.record = replace(
+            job.record, status=status, ended_at=time.time(), message=message, traceback=text, counts=counts
+        )
+
+
+def _traceback(error: Exception) -> str:
+    return error.traceback if isinstance(error, UserError) else format_user_traceback(error)
+
+
+class AsyncApi:
+    """An AsyncAPI: one object for all workloads. `submit` and `get` are for any thread, `run` is for one."""
+
+    def __init__(self, spec: ReplicaSpec) -> None:
+        self._spec = spec
+        self._models = LocalModels(spec)
+        self._views: dict[uuid.UUID, WorkloadView] = {}
+        self._changed = threading.Condition()
+        self.code: BatchCode
+        self._run: WorkloadRun
+        self._outcomes: list[BatchOutcome] = []
+
+    def load(self) -> None:
+        """Construct the user's class. Raises: UserError, StorageError."""
+        self.code = load_jobs_class(self._spec, self._models)
+        spec = self._spec
+        self._bound = self.code.construct(spec.config, {}, spec.api_spec)
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self.code.class_name
+
+    def submit(self, content_type: str, body: bytes) -> Workload:
+        """Store a workload."""
+        workload = Workload(uuid.uuid4(), content_type, body)
+        with self._changed:
+            self._views[workload.id] = WorkloadView(workload.id, len(self._views), WorkloadStatus.IN_QUEUE, time.time())
+        return workload
+
+    def run(self, workload: Workload) -> WorkloadView:
+        """Call the user's method; record its result, or why it failed."""
+        self._set(replace(self._views[workload.id], status=WorkloadStatus.IN_PROGRESS))
+        outcomes: list[BatchOutcome] = []
+        leases = _LocalLeases([workload.to_line()], outcomes, has_hook=False)
+        assignment = Assignment(LOCAL_REVISION, self._spec.config, {}, self._spec.api_spec, "", 0.0)
+        WorkloadRun(assignment, self._bound, SharedJobState(), leases).run()
+        (outcome,) = outcomes
+        failure = outcome.failure
+        status = WorkloadStatus.FAILED if failure else WorkloadStatus.COMPLETED
+        value = failure.error.encode() if failure else outcome.result or b""
+        view = replace(self._views[workload.id], status=status, value=value, ended_at=time.time())
+        self._set(view)
+        return view
+
+    def get(self, name: uuid.UUID, wait_s: float = 0.0) -> WorkloadView | None:
+        """Return a workload, None if there is none; wait up to `wait_s` for its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: name not in self._views or self._views[name].status.is_over, wait_s)
+            return self._views.get(name)
+
+    def close(self) -> None:
+        """Unload the models."""
+        self.code.close()
+        self._models.close()
+
+    def _set(self, view: WorkloadView) -> None:
+        with self._changed:
+            self._views[view.id] = view
+            self._changed.notify_all()

@@ -1,0 +1,190 @@
+"""Poll one prefix for all its watchers: one listing per interval, however many watchers.
+
+The poller decides when to list: at the shortest interval of its watchers, less often if the store is slow, and with
+exponential backoff while it can't be listed. On a node of a cluster it gets listings of stores from the operator's
+model agent (`listing_rpc`), and lists by itself only while that one is unreachable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cortex.errors import StorageError
+from cortex.models.agent.listing import Listing, Prefix
+from cortex.processes.backoff import Backoff
+from cortex.telemetry import Logger
+
+ListPrefix = Callable[[Prefix], Awaitable[Listing]]
+
+
+@dataclass(frozen=True)
+class RemoteListing:
+    """A listing made by the operator's model agent."""
+
+    listing: Listing
+    begun_at: float  #: monotonic time of this machine; an estimate that is never too early
+    models_id: str  #: opaque; equal for equal models
+
+
+#: `(prefix, max_age_s, newer_than_s, before)`: return a listing that began less than `newer_than_s` ago, a new one if
+#: none is younger than `max_age_s`; None if the operator's agent is unreachable. `before` is the previous result.
+#: Raises: StorageError if the prefix can't be listed.
+ListRemotely = Callable[[Prefix, float, float, RemoteListing | None], Awaitable[RemoteListing | None]]
+
+#: A listing that takes longer is slow: polling may then keep the store busy for a tenth of the time only.
+SLOW_LISTING_S = 1.0
+_SLOW_SHARE = 0.1
+#: Maximum delay before a failed listing is retried.
+MAX_RETRY_S = 10.0
+_BACKOFF = Backoff(1.0, MAX_RETRY_S, jitter=0.1)
+#: Maximum age of a remote listing where watchers want a single one.
+_FRESH_S = 1.0
+
+
+class ListingWatcher(Protocol):
+    """A receiver of listings."""
+
+    @property
+    def interval_s(self) -> float:
+        """Return the polling interval; infinite for listings only after `Poller.list_soon`."""
+        ...
+
+    def on_listing(self, listing: Listing) -> None:
+        """Handle a complete listing, newer than the one before."""
+        ...
+
+    def on_error(self, prefix: Prefix, message: str) -> None:
+        """Handle a failed listing; the error lasts until the next listing."""
+        ...
+
+
+class Poller:
+    """Polls one prefix from the first `add` to `stop`, which the owner calls after the last watcher was removed."""
+
+    def __init__(
+        self,
+        prefix: Prefix,
+        list_prefix: ListPrefix,
+        concurrency: asyncio.Semaphore,
+        logger: Logger,
+        list_remotely: ListRemotely | None = None,
+    ) -> None:
+        self.watchers: set[ListingWatcher] = set()
+        self._prefix = prefix
+        self._list_prefix = list_prefix
+        self._concurrency = concurrency
+        self._logger = logger
+        self._list_remotely = list_remotely
+        self._remote: RemoteListing | None = None
+        self._newest_at = -math.inf  #: when the newest listing began; monotonic
+        self._recent: list[Listing] = []  #: the last two, which confirm each other
+        self._error: str | None = None
+        self._earliest_at = 0.0  #: no listing begins before; monotonic
+        self._begun_at = 0.0
+        self._soon_at = math.inf
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, watcher: ListingWatcher) -> None:
+        """Add a watcher; it receives the recent listings at once."""
+        self.watchers.add(watcher)
+        for listing in self._recent:
+            watcher.on_listing(listing)
+        if self._error is not None:
+            watcher.on_error(self._prefix, self._error)
+        if self._task is None:
+            self._soon_at = 0.0
+            self._task = asyncio.create_task(self._run(), name=f"list {self._prefix.url}")
+        self._wake.set()
+
+    def list_soon(self, delay_s: float) -> None:
+        """List after `delay_s` at the latest, unless the store is slow or can't be listed."""
+        self._soon_at = min(self._soon_at, time.monotonic() + delay_s)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await self._wait_until_due()
+            self._begun_at = time.monotonic()
+            self._soon_at = math.inf
+            error, store_s = await self._list_once()
+            if error is not None:
+                # However long the failure took: a store that is back should be noticed soon.
+                failures += 1
+                pause_s = _BACKOFF.delay_s(failures)
+                self._soon_at = 0.0
+            else:
+                pause_s = store_s / _SLOW_SHARE - store_s if store_s > SLOW_LISTING_S else 0.0
+                failures = 0
+            self._earliest_at = time.monotonic() + pause_s
+
+    async def _wait_until_due(self) -> None:
+        while True:
+            due_at = max(self._earliest_at, min(self._begun_at + self._interval_s(), self._soon_at))
+            delay_s = due_at - time.monotonic()
+            if delay_s <= 0:
+                return
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), None if math.isinf(delay_s) else delay_s)
+            except TimeoutError:
+                return
+
+    def _interval_s(self) -> float:
+        return min((watcher.interval_s for watcher in self.watchers), default=math.inf)
+
+    async def _list_once(self) -> tuple[str | None, float]:
+        """Notify the watchers; return the error, if any, and the seconds for which the store was busy."""
+        store_s = 0.0
+        try:
+            listing = await self._fetch_remote_listing()
+            if listing is None:
+                async with self._concurrency:
+                    self._newest_at = time.monotonic()
+                    listing = await self._list_prefix(self._prefix)
+                    store_s = time.monotonic() - self._newest_at
+        except StorageError as error:
+            return self._fail(str(error)), store_s
+        except Exception as error:  # stores hold arbitrary keys: none of them may end the polling of other prefixes
+            self._logger.error("listing failed", error, url=self._prefix.url)
+            return self._fail(f"{self._prefix.url} can't be listed: {type(error).__name__}: {error}"), store_s
+        if self._error is not None:
+            self._logger.info("models can be listed again", url=self._prefix.url)
+            self._error = None
+        self._recent = [*self._recent[-1:], listing]
+        for watcher in list(self.watchers):
+            watcher.on_listing(listing)
+        return None, store_s
+
+    async def _fetch_remote_listing(self) -> Listing | None:
+        if self._list_remotely is None:
+            return None
+        interval_s = self._interval_s()
+        max_age_s = _FRESH_S if math.isinf(interval_s) else interval_s
+        remote = await self._list_remotely(self._prefix, max_age_s, time.monotonic() - self._newest_at, self._remote)
+        self._remote = remote
+        if remote is None:
+            return None
+        # The interval counts from the start of the shared listing, so that all nodes are due at about the same time.
+        self._begun_at = self._newest_at = remote.begun_at
+        return remote.listing
+
+    def _fail(self, message: str) -> str:
+        if message != self._error:
+            self._logger.warning("models can't be listed", url=self._prefix.url, reason=message)
+        self._error = message
+        for watcher in list(self.watchers):
+            watcher.on_error(self._prefix, message)
+        return message

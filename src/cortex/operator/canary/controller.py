@@ -1,0 +1,121 @@
+"""The canaries' control loop: read the numbers of both revisions, judge, and promote or roll back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from cortex.errors import CortexError
+from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
+from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
+from cortex.operator.error_log import LoopErrorLog
+from cortex.operator.monitoring.metric_totals import MetricTotals
+from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.telemetry import Logger
+
+#: Length of a window; longer if a revision has no request in it.
+WINDOW_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The numbers at the beginning of a window."""
+
+    revision: str
+    old: RevisionNumbers
+    new: RevisionNumbers
+
+
+class CanaryController:
+    """Advances all trials. `roll_back` (api, number of the revision) deploys a revision of an API's history again."""
+
+    def __init__(
+        self,
+        apis: ApiStore,
+        trials: Trials,
+        totals: MetricTotals,
+        roll_back: Callable[[str, int | None], Awaitable[object]],
+        wake: Callable[[], None],
+        logger: Logger,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._apis = apis
+        self._trials = trials
+        self._totals = totals
+        self._roll_back = roll_back
+        self._wake = wake
+        self._logger = logger
+        self._clock = clock
+        self._marks: dict[str, _Mark] = {}
+        self._error_log = LoopErrorLog(logger, "judging canaries failed")
+
+    async def run(self) -> None:
+        """Judge all trials after each window."""
+        while True:
+            await asyncio.sleep(WINDOW_S)
+            for record in self._apis.records():
+                try:
+                    await self.judge(record)
+                    self._error_log.succeeded()
+                except Exception as error:  # of any kind: the next window must be judged
+                    self._error_log.failed(error, api=record.name)
+
+    async def judge(self, record: ApiRecord) -> None:
+        """Judge the window of one API that has ended, if it has an open trial."""
+        known = self._trials.of(record)
+        if known is None:
+            return
+        trial, judge = known
+        if trial.outcome is TrialOutcome.ROLLED_BACK:  # the operator ended before it was carried out
+            await self._return(record, trial)
+        if not trial.is_open:
+            return
+        old, new = await asyncio.to_thread(self._read, record.name, trial)
+        mark, now = self._marks.get(record.name), self._clock()
+        if mark is None or mark.revision != trial.revision:
+            self._marks[record.name] = _Mark(trial.revision, old, RevisionNumbers() if trial.began_at is None else new)
+            return
+        more_old, more_new = old.since(mark.old), new.since(mark.new)
+        if more_old is None or more_new is None:  # a replica has ended, and took its numbers with it
+            self._marks[record.name] = _Mark(trial.revision, old, new)
+        elif more_old.requests and more_new.requests:
+            self._marks[record.name] = _Mark(trial.revision, old, new)
+            began_at = trial.began_at or now
+            judge.observe(more_old, more_new, is_warm=now - began_at > WARM_UP_S)
+            requests = trial.step_requests + more_new.requests
+            trial = replace(trial, began_at=began_at, step_requests=requests)
+        config = record.spec.update_strategy.canary
+        assert config is not None
+        age_s = now - record.updated_at.timestamp()
+        await self._settle(record, advance(trial, config, judge.findings(), age_s))
+
+    def _read(self, api: str, trial: Trial) -> tuple[RevisionNumbers, RevisionNumbers]:
+        old = self._totals.of_revision(api, trial.old_revision)
+        return RevisionNumbers.of(old), RevisionNumbers.of(self._totals.of_revision(api, trial.revision))
+
+    async def _settle(self, record: ApiRecord, trial: Trial) -> None:
+        known = self._trials.of(record)
+        if known is None or self._apis.get(record.name) != record:
+            return  # it was deployed anew, promoted or deleted meanwhile
+        before = known[0]
+        if trial == before:
+            return
+        if not before.is_open:
+            return
+        self._trials.put(record, trial)
+        if trial.step != before.step or trial.outcome is not before.outcome:
+            number, percent = trial.number, self._trials.percents([record]).get(record.name)
+            self._logger.info(
+                "canary", api=record.name, revision=number, outcome=trial.outcome, percent=percent, reason=trial.reason
+            )
+            self._wake()
+        if trial.outcome is TrialOutcome.ROLLED_BACK:
+            await self._return(record, trial)
+
+    async def _return(self, record: ApiRecord, trial: Trial) -> None:
+        try:
+            await self._roll_back(record.name, trial.old_number)
+        except CortexError as error:  # its files are gone, for example; it gets no requests
+            self._logger.error("a canary can't be rolled back", api=record.name, revision=trial.number, error=error)

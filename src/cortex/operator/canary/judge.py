@@ -1,0 +1,293 @@
+"""Judge whether the newest revision of an API is worse than the one that serves. Pure.
+
+Both revisions serve at the same time. From one observation to the next, their numbers form a window, and `evidence`
+compares the windows. Four properties are judged:
+
+| property | the part of the requests that … | may grow by |
+|---|---|---|
+| errors | got a status from 400, except 499 | `max_error_increase` |
+| p50, p99 | took longer than the old revision's quantile; of the new one, 1 + `max_latency_increase` times that | 0 |
+| predictions | had a class, for each class; and those that had another one | `max_prediction_shift` |
+
+"Worse" refutes that the part grew by at most that, "not worse" that it grew by at least that. A revision is worse as
+soon as one property is, and not worse once all are not. The confidence is divided among the properties for "worse": a
+revision within all margins is rolled back with a probability of at most 1 - confidence, however often it is judged.
+
+Latency is the time in user code: the time in the queue depends on the number of replicas, which differs. The quantile
+is that of the windows before, so it is known before the requests that it judges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cortex.config.schema import Api
+from cortex.config.values import fraction
+from cortex.operator.canary.evidence import Claim, CountWindow, Evidence, log_mean
+from cortex.operator.monitoring.prediction_summary import categories
+from cortex.replica.monitoring.metrics import HANDLER, SeriesKind, parse_key
+
+Json = dict[str, Any]
+
+#: Quantiles of the latency that are compared.
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+#: Latencies of a new revision count from this time after its first replica was ready: caches are cold before.
+WARM_UP_S = 30.0
+#: Requests that are slow together, because one pause of a process delays all that are inside or wait.
+SLOW_TOGETHER = 2.0
+#: Classes that are compared; further ones are not.
+MAX_CLASSES = 20
+_REQUESTS = "cortex_replica_requests_total"
+_DISCONNECTED = "499"
+
+
+class Finding(StrEnum):
+    """Result of the comparison of one property, or of all."""
+
+    WORSE = "worse"
+    NOT_WORSE = "not worse"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class RevisionNumbers:
+    """What the replicas of one revision counted since they started."""
+
+    requests: int = 0
+    errors: int = 0
+    durations: Mapping[float, int] = field(default_factory=dict)  #: by upper bound in seconds
+    classes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, series: Mapping[str, float]) -> RevisionNumbers:
+        """Return the numbers in the series of `replica.monitoring.metrics`."""
+        requests = errors = 0
+        durations: dict[float, int] = {}
+        for key, value in series.items():
+            parsed = parse_key(key) if _REQUESTS in key or HANDLER in key else None
+            if parsed is None:
+                continue
+            labels = dict(parsed.labels)
+            if parsed.name == _REQUESTS:
+                code = labels.get("code", "")
+                requests += int(value)
+                errors += int(value) if code >= "400" and code != _DISCONNECTED else 0
+            elif parsed.kind is SeriesKind.BUCKET:
+                durations[float(labels.get("le", "inf"))] = int(value)
+        return cls(requests, errors, durations, categories(series, counts_classes=True))
+
+    def since(self, before: RevisionNumbers) -> RevisionNumbers | None:
+        """Return the difference; None if a replica has ended, whose numbers are missing now."""
+        durations = _difference(self.durations, before.durations)
+        classes = _difference(self.classes, before.classes)
+        requests, errors = self.requests - before.requests, self.errors - before.errors
+        counts = (requests, errors, *durations.values(), *classes.values())
+        return None if any(count < 0 for count in counts) else RevisionNumbers(requests, errors, durations, classes)
+
+    def slower_than(self, bound: float) -> int:
+        """Count the requests that took longer than one of the bounds."""
+        return sum(count for upper, count in self.durations.items() if upper > bound)
+
+
+@dataclass
+class Comparison:
+    """Evidence about one part of a property: a share of the requests of both revisions."""
+
+    within: Evidence  #: against the claim that the difference is within the margin
+    beyond: Evidence  #: against the claim that it is at the margin or beyond
+    old: int = 0
+    old_of: int = 0
+    new: int = 0
+    new_of: int = 0
+
+    @classmethod
+    def at(cls, margin: float, cluster: float, rate: float) -> Comparison:
+        """Return a comparison whose new rate may exceed the old one by `margin`."""
+        return cls(Evidence(Claim.AT_MOST, margin, cluster, rate), Evidence(Claim.AT_LEAST, margin, cluster, rate))
+
+    def observe(self, window: CountWindow) -> None:
+        """Add one window."""
+        self.within.observe(window)
+        self.beyond.observe(window)
+        self.old_of, self.old = self.old_of + window.na, self.old + window.a
+        self.new_of, self.new = self.new_of + window.nb, self.new + window.b
+
+    def missing(self, needed: float) -> float:
+        """Return the further requests of the new revision until either claim is refuted, at the present rates."""
+        total = CountWindow(self.old_of, self.old, self.new_of, self.new)
+        expected = [
+            (needed - evidence.log) / growth
+            for evidence in (self.within, self.beyond)
+            if (growth := evidence.growth(total)) > 0
+        ]
+        return max(0.0, min(expected, default=math.inf))
+
+
+@dataclass(frozen=True)
+class PropertyFinding:
+    """What is known about one property."""
+
+    name: str
+    finding: Finding
+    old: float | None  #: the part of the old revision's requests; None without any
+    new: float | None
+    margin: float
+    missing: float  #: further requests of the new revision until it is known; infinite: none can be foreseen
+
+    def to_json(self) -> Json:
+        """Return the JSON form, in which `missing` is null if it is not known."""
+        missing = None if math.isinf(self.missing) else math.ceil(self.missing)
+        return {**asdict(self), "finding": self.finding.value, "missing": missing}
+
+
+class Judge:
+    """Judge of one canary; its state has a JSON form."""
+
+    def __init__(self, api: Api) -> None:
+        canary = api.update_strategy.canary
+        assert canary is not None
+        self._confidence = canary.confidence
+        self._latency = 1 + fraction(canary.max_latency_increase)
+        shift = canary.max_prediction_shift
+        self._shift = None if shift is None else fraction(shift)
+        together = float(api.handler.threads_per_process)
+        self._errors = Comparison.at(fraction(canary.max_error_increase), together, rate=0.01)
+        self._slow = {name: Comparison.at(0.0, SLOW_TOGETHER, rate=1 - at) for name, at in QUANTILES.items()}
+        self._more: dict[str, Comparison] = {}  #: classes, and whether they become more
+        self._fewer: dict[str, Comparison] = {}
+        self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
+
+    def observe(self, old: RevisionNumbers, new: RevisionNumbers, is_warm: bool) -> None:
+        """Add one window: the numbers of both revisions since the last one. `is_warm`: latencies are comparable."""
+        self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
+        if is_warm:
+            self._observe_latency(old, new)
+        if self._shift is not None:
+            self._observe_classes(old, new, self._shift)
+
+    def findings(self) -> list[PropertyFinding]:
+        """Return what is known about each property."""
+        parts = 1 + len(self._slow) + (self._shift is not None)
+        worse, not_worse = math.log(parts / (1 - self._confidence)), math.log(1 / (1 - self._confidence))
+        found = [_finding("errors", self._errors, worse, not_worse)]
+        found += [_finding(name, each, worse, not_worse) for name, each in self._slow.items()]
+        if self._shift is not None:
+            found.append(self._classes_finding(worse, not_worse))
+        return found
+
+    def _observe_latency(self, old: RevisionNumbers, new: RevisionNumbers) -> None:
+        bounds = sorted(self._durations.keys() & new.durations.keys() & old.durations.keys())
+        for name, at in QUANTILES.items():
+            limit = _quantile(self._durations, at, bounds)
+            allowed = next((bound for bound in bounds if limit is not None and bound >= limit * self._latency), None)
+            if limit is not None and allowed is not None and math.isfinite(allowed):
+                slow_old, slow_new = old.slower_than(limit), new.slower_than(allowed)
+                window = CountWindow(sum(old.durations.values()), slow_old, sum(new.durations.values()), slow_new)
+                self._slow[name].observe(window)
+        for bound, count in old.durations.items():
+            self._durations[bound] = self._durations.get(bound, 0) + count
+
+    def _observe_classes(self, old: RevisionNumbers, new: RevisionNumbers, shift: float) -> None:
+        of_old, of_new = sum(old.classes.values()), sum(new.classes.values())
+        for name, more in self._more.items():
+            window = CountWindow(of_old, old.classes.get(name, 0), of_new, new.classes.get(name, 0))
+            more.observe(window)
+            # The part of the other classes grows by as much as that of this one falls.
+            self._fewer[name].observe(window._replace(a=window.na - window.a, b=window.nb - window.b))
+        # Only from the next window on: a class must not be chosen by the requests that judge it.
+        for name in sorted({*old.classes, *new.classes}):
+            if name not in self._more and len(self._more) < MAX_CLASSES:
+                rate = old.classes.get(name, 0) / of_old if of_old else 0.0
+                self._more[name] = Comparison.at(shift, 1.0, rate)
+                self._fewer[name] = Comparison.at(shift, 1.0, 1 - rate)
+
+    def _classes_finding(self, worse: float, not_worse: float) -> PropertyFinding:
+        assert self._shift is not None
+        compared = [*self._more.values(), *self._fewer.values()]
+        logs = [each.within.log for each in compared]
+        is_worse = bool(logs) and log_mean([*logs, *([0.0] * (2 * MAX_CLASSES - len(logs)))]) >= worse
+        is_fine = bool(compared) and min(each.beyond.log for each in compared) >= not_worse
+        finding = Finding.WORSE if is_worse else Finding.NOT_WORSE if is_fine else Finding.UNKNOWN
+        missing = max((each.missing(not_worse) for each in compared if each.beyond.log < not_worse), default=0.0)
+        name, most = max(
+            self._more.items(),
+            key=lambda item: abs(_rate(item[1].new, item[1].new_of) - _rate(item[1].old, item[1].old_of)),
+            default=("", None),
+        )
+        if most is None:
+            return PropertyFinding("predictions", finding, None, None, self._shift, math.inf)
+        shown = f"predictions of {name}"
+        return PropertyFinding(
+            shown, finding, _share(most.old, most.old_of), _share(most.new, most.new_of), self._shift, missing
+        )
+
+    def dump(self) -> Json:
+        """Return the JSON form of the state."""
+        return {
+            "errors": asdict(self._errors),
+            "slow": {name: asdict(each) for name, each in self._slow.items()},
+            "more": {name: asdict(each) for name, each in self._more.items()},
+            "fewer": {name: asdict(each) for name, each in self._fewer.items()},
+            "durations": {f"{bound:g}": count for bound, count in self._durations.items()},
+        }
+
+    def load(self, data: Json) -> None:
+        """Continue from the JSON form. Raises: KeyError, TypeError, ValueError for anything else."""
+        self._errors = _load(data["errors"])
+        self._slow = {name: _load(each) for name, each in data["slow"].items()}
+        self._more = {name: _load(each) for name, each in data["more"].items()}
+        self._fewer = {name: _load(each) for name, each in data["fewer"].items()}
+        self._durations = {float(bound): int(count) for bound, count in data["durations"].items()}
+
+
+def overall(findings: Iterable[PropertyFinding]) -> Finding:
+    """Return the verdict about the revision."""
+    found = {each.finding for each in findings}
+    if Finding.WORSE in found:
+        return Finding.WORSE
+    return Finding.UNKNOWN if Finding.UNKNOWN in found else Finding.NOT_WORSE
+
+
+def _finding(name: str, comparison: Comparison, worse: float, not_worse: float) -> PropertyFinding:
+    finding, missing = Finding.UNKNOWN, comparison.missing(not_worse)
+    if comparison.within.log >= worse:
+        finding, missing = Finding.WORSE, 0.0
+    elif comparison.beyond.log >= not_worse:
+        finding, missing = Finding.NOT_WORSE, 0.0
+    old, new = _share(comparison.old, comparison.old_of), _share(comparison.new, comparison.new_of)
+    return PropertyFinding(name, finding, old, new, comparison.within.margin, missing)
+
+
+def _load(data: Json) -> Comparison:
+    def evidence(fields: Json) -> Evidence:
+        return Evidence(**{**fields, "claim": Claim(fields["claim"])})
+
+    return Comparison(**{**data, "within": evidence(data["within"]), "beyond": evidence(data["beyond"])})
+
+
+def _difference(after: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any, int]:
+    return {key: after.get(key, 0) - before.get(key, 0) for key in {**before, **after}}
+
+
+def _quantile(durations: Mapping[float, int], at: float, bounds: Sequence[float]) -> float | None:
+    """Return the largest bound that at least 1 - `at` of the requests exceed, or the first one that none exceeds."""
+    total, below, found = sum(durations.values()), 0, None
+    for bound in sorted(durations):
+        below += durations[bound]
+        if bound in bounds and total:
+            if below > at * total:
+                return bound if found is None else found
+            found = bound if below else None
+    return found
+
+
+def _share(count: int, of: int) -> float | None:
+    return count / of if of else None
+
+
+def _rate(count: int, of: int) -> float:
+    return count / of if of else 0.0

@@ -1,0 +1,201 @@
+"""Trials: the newest revision of an API gets a part of its requests until it is promoted or rolled back.
+
+```text
+                 every step was passed, or `cortex promote`
+    TRYING ─────────────────────────────────────────────────▶ PROMOTED: it replaces the old one by a rolling update
+      │  │
+      │  └── `give_up_after` is over ──▶ as `on_no_decision` says: HELD, PROMOTED or ROLLED_BACK
+      │
+      └── a property is worse ─────────▶ ROLLED_BACK: the old revision is deployed again
+```
+
+A HELD trial keeps its share of the requests, and is still promoted or rolled back by the evidence or by a person. A
+revision that was live before is not tried again, so that a rollback takes effect at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from cortex.config.schema import CanaryConfig
+from cortex.errors import ConflictError
+from cortex.lifecycle import ApiKind
+from cortex.operator.canary.judge import Finding, Judge, PropertyFinding, overall
+from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.state.queries.key_values import KeyValueStore
+
+Json = dict[str, Any]
+
+
+class TrialOutcome(StrEnum):
+    """State of a trial."""
+
+    TRYING = "trying"
+    HELD = "held"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled back"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial without its evidence, which is in a `Judge`."""
+
+    revision: str
+    number: int  #: of the revision in the API's history
+    old_revision: str
+    old_number: int | None
+    step: int = 0
+    step_requests: int = 0  #: of the new revision, since the step began
+    began_at: float | None = None  #: UNIX time of its first response
+    outcome: TrialOutcome = TrialOutcome.TRYING
+    reason: str = ""  #: of the outcome
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the new revision gets a part of the requests."""
+        return self.outcome in (TrialOutcome.TRYING, TrialOutcome.HELD)
+
+
+def advance(trial: Trial, config: CanaryConfig, findings: Iterable[PropertyFinding], age_s: float) -> Trial:
+    """Return the trial after a window. `age_s` is the time since the revision was deployed."""
+    findings = list(findings)
+    match overall(findings):
+        case Finding.WORSE:
+            return replace(trial, outcome=TrialOutcome.ROLLED_BACK, reason=_why(findings, Finding.WORSE))
+        case Finding.NOT_WORSE if trial.step_requests >= config.min_requests:
+            if trial.step + 1 < len(config.steps):
+                return replace(trial, step=trial.step + 1, step_requests=0)
+            return replace(trial, outcome=TrialOutcome.PROMOTED, reason=_why(findings, Finding.NOT_WORSE))
+    if trial.outcome is TrialOutcome.TRYING and age_s >= config.give_up_after_s:
+        reason = f"no decision within give_up_after: {_why(findings, Finding.UNKNOWN)}"
+        outcomes = {"hold": TrialOutcome.HELD, "promote": TrialOutcome.PROMOTED, "roll_back": TrialOutcome.ROLLED_BACK}
+        return replace(trial, outcome=outcomes[config.on_no_decision], reason=reason)
+    return trial
+
+
+def _why(findings: Iterable[PropertyFinding], finding: Finding) -> str:
+    named = [each for each in findings if each.finding is finding]
+    return "; ".join(f"{each.name}: {_percent(each.new)} instead of {_percent(each.old)}" for each in named)
+
+
+def _percent(share: float | None) -> str:
+    return "no requests" if share is None else f"{share:.2%}"
+
+
+class Trials:
+    """The trials of all APIs. Stored, so that an operator continues those of the one before."""
+
+    def __init__(self, apis: ApiStore, store: KeyValueStore) -> None:
+        self._apis = apis
+        self._store = store
+        self._known: dict[str, tuple[Trial, Judge]] = {}  #: by API; the trial of its newest revision
+        self._ended: dict[str, Json] = {}  #: by API; what is stored, empty if nothing is
+
+    def of(self, record: ApiRecord) -> tuple[Trial, Judge] | None:
+        """Return the trial of an API's newest revision, whether open or not; None if it needs none."""
+        config, serving = record.spec.update_strategy.canary, record.serving
+        if config is None or record.spec.kind is not ApiKind.REALTIME:
+            return None
+        if serving is None or serving.revision == record.revision:
+            return None
+        known = self._known.get(record.name)
+        if known is None or known[0].revision != record.revision:
+            known = self._known[record.name] = self._load(record) or self._begin(record)
+        return known
+
+    def percents(self, records: Iterable[ApiRecord]) -> dict[str, int]:
+        """Return the share of the newest revision of each API with an open trial, or one being rolled back."""
+        found: dict[str, int] = {}
+        for record in records:
+            if (trial := self.of(record)) is not None and (percent := _share(record, trial[0])) is not None:
+                found[record.name] = percent
+        return found
+
+    def put(self, record: ApiRecord, trial: Trial) -> None:
+        """Store a changed trial together with its evidence. It is stored before it takes effect."""
+        _, judge = self._known[record.name]
+        description = _description(record, trial, judge)
+        data = {**asdict(trial), "judge": judge.dump(), "description": description}
+        self._store.put(_key(record.name), json.dumps(data))
+        self._known[record.name] = trial, judge
+        self._ended[record.name] = data
+
+    def promote(self, record: ApiRecord, by: str) -> None:
+        """End the trial of an API in favour of its newest revision. Raises: ConflictError if none is open."""
+        known = self.of(record)
+        if known is None or not known[0].is_open:
+            raise ConflictError(f"{record.name} has no canary; `cortex history {record.name}` shows its revisions")
+        reason = f"promoted by {by}" if by else "promoted"
+        self.put(record, replace(known[0], outcome=TrialOutcome.PROMOTED, reason=reason))
+
+    def describe(self, record: ApiRecord) -> Json | None:
+        """Return the JSON of the newest revision's trial, or of the one that ended with a return to it."""
+        if (found := self.of(record)) is not None:
+            return _description(record, *found)
+        if record.name not in self._ended:
+            self._ended[record.name] = self._stored(record.name)
+        ended = self._ended[record.name]
+        if ended.get("outcome") != TrialOutcome.ROLLED_BACK or ended["old_revision"] != record.revision:
+            return None
+        description: Json = ended["description"]
+        return description
+
+    def _stored(self, api: str) -> Json:
+        text = self._store.get(_key(api))
+        data: Json = json.loads(text) if text else {}
+        return data
+
+    def _load(self, record: ApiRecord) -> tuple[Trial, Judge] | None:
+        data = self._stored(record.name)
+        if data.get("revision") != record.revision:
+            return None
+        judge = Judge(record.spec)
+        judge.load(data["judge"])
+        values = {each.name: data[each.name] for each in fields(Trial)}
+        return Trial(**{**values, "outcome": TrialOutcome(data["outcome"])}), judge
+
+    def _begin(self, record: ApiRecord) -> tuple[Trial, Judge]:
+        serving = record.serving
+        assert serving is not None
+        trial = Trial(record.revision, record.number, serving.revision, record.live_number)
+        is_restart = serving.spec == record.spec and serving.project_hash == record.target.project_hash
+        was_live = any(
+            entry.revision == record.revision and entry.live_at is not None for entry in self._apis.history(record.name)
+        )
+        if is_restart or was_live:
+            trial = replace(trial, outcome=TrialOutcome.PROMOTED, reason="it was live before")
+        return trial, Judge(record.spec)
+
+
+def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
+    return {
+        "revision_number": trial.number,
+        "old_revision_number": trial.old_number,
+        "outcome": trial.outcome.value,
+        "reason": trial.reason,
+        "percent": _share(record, trial) or 0,
+        "step": trial.step + 1,
+        "steps": [int(step.rstrip("%")) for step in _steps(record)],
+        "step_requests": trial.step_requests,
+        "findings": [finding.to_json() for finding in judge.findings()],
+    }
+
+
+def _share(record: ApiRecord, trial: Trial) -> int | None:
+    if trial.outcome is TrialOutcome.PROMOTED:
+        return None
+    steps = _steps(record)
+    return int(steps[min(trial.step, len(steps) - 1)].rstrip("%")) if trial.is_open and steps else 0
+
+
+def _steps(record: ApiRecord) -> list[str]:
+    config = record.spec.update_strategy.canary
+    return config.steps if config is not None else []
+
+
+def _key(api: str) -> str:
+    return f"canary/{api}"

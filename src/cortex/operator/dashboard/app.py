@@ -1,0 +1,108 @@
+"""The dashboard: an application of its own below `/dashboard/` on the operator's port.
+
+How a page is added: its route and scope in `DASHBOARD_ROUTES` (`operator/access/scopes.py`); a router in `pages/`; a
+template; an item of `NAVIGATION` (`rendering.py`).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError
+from cortex.operator.access.auth import caller_of
+from cortex.operator.dashboard.pages.apis import api_pages
+from cortex.operator.dashboard.pages.console import console_pages
+from cortex.operator.dashboard.pages.logs import log_pages
+from cortex.operator.dashboard.pages.revisions import revision_pages
+from cortex.operator.dashboard.rendering import Pages, static_file
+from cortex.operator.dashboard.security import PREFIX, DashboardSecurity
+from cortex.operator.dashboard.sessions import CODE_S, SESSION_S, Sessions
+from cortex.operator.http.services import Services
+from cortex.telemetry import Logger
+
+
+def code_routes(sessions: Sessions) -> APIRouter:
+    """Return the operator's route for one-time codes."""
+    router = APIRouter(prefix="/v1/dashboard")
+
+    @router.post("/codes")
+    async def create_code(request: Request) -> dict[str, object]:
+        """Return a path of the dashboard with a code that signs one browser in, once and within a minute."""
+        code = sessions.create_code(request.state.principal, caller_of(request))
+        return {"path": f"{PREFIX}/sign-in?code={code}", "expires_in_s": CODE_S}
+
+    return router
+
+
+def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> ASGIApp:
+    """Return the application; mount it at `PREFIX`."""
+    url = urlsplit(services.identity.url)
+    pages = Pages(url.netloc)
+    cookie = f"cortex_{url.port}"  # cookies do not distinguish ports, and one host may have several operators
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.include_router(_session_routes(sessions, pages, cookie, is_secure=url.scheme == "https"))
+    app.include_router(api_pages(services, pages))
+    app.include_router(log_pages(services, pages))
+    app.include_router(revision_pages(services, pages))
+    app.include_router(console_pages(services, pages))
+    _add_error_pages(app, pages, logger)
+    return DashboardSecurity(app, sessions, cookie, pages.error)
+
+
+def _session_routes(sessions: Sessions, pages: Pages, cookie: str, is_secure: bool) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/sign-in")
+    async def sign_in(request: Request, code: str = "") -> Response:
+        """Use a code. The page opens the dashboard itself: a redirect from elsewhere would not send a strict cookie."""
+        value = sessions.sign_in(code)
+        response = pages.page(request, "signed_in.html")
+        options = {"httponly": True, "samesite": "strict", "secure": is_secure, "path": PREFIX}
+        response.set_cookie(cookie, value, max_age=int(SESSION_S), **options)  # type: ignore[arg-type]
+        return response
+
+    @router.post("/sign-out")
+    async def sign_out(request: Request) -> Response:
+        """End the session."""
+        sessions.sign_out(request.cookies.get(cookie, ""))
+        response = pages.page(request, "signed_out.html")
+        response.delete_cookie(cookie, path=PREFIX)
+        return response
+
+    @router.get("/static/{name}")
+    async def static(request: Request, name: str) -> Response:
+        """Return the stylesheet, the script or the icon."""
+        return static_file(name, request)
+
+    return router
+
+
+def _add_error_pages(app: FastAPI, pages: Pages, logger: Logger) -> None:
+    async def on_cortex_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, CortexError)
+        return pages.error(request, error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return pages.error(request, MethodNotAllowedError.of(request.method, "GET, POST"))
+        return pages.error(request, NotFoundError(f"the dashboard has no page {request.scope['path'][:200]}"))
+
+    async def on_invalid_parameter(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
+        return pages.error(request, InputError(problems))
+
+    async def on_bug(request: Request, error: Exception) -> Response:
+        logger.error("request failed", exc_info=error, method=request.method, path=request.scope["path"])
+        return pages.error(request, CortexError("internal error; the operator's log has the details"))
+
+    app.add_exception_handler(CortexError, on_cortex_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_parameter)
+    app.add_exception_handler(Exception, on_bug)

@@ -1,0 +1,79 @@
+"""Pages of an API's configuration and history, with the buttons that replace what runs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from cortex.config.api_spec import api_spec
+from cortex.errors import InputError
+from cortex.operator.access.audit import record_change
+from cortex.operator.dashboard.masking import MASK, mask_change, mask_secrets
+from cortex.operator.dashboard.pages.apis import api_row
+from cortex.operator.dashboard.rendering import Pages, done
+from cortex.operator.dashboard.security import PREFIX, form_of, session_of
+from cortex.operator.deploy.deployer import DeployResult
+from cortex.operator.http.api_routes import describe_revision
+from cortex.operator.http.services import Services
+
+_ENV = ("handler", "predictor", "definition")
+
+
+def revision_pages(services: Services, pages: Pages) -> APIRouter:
+    """Return the pages."""
+    router = APIRouter(prefix="/apis/{api}")
+
+    @router.get("/configuration")
+    async def show_configuration(request: Request, api: str) -> Response:
+        """Show the configuration of the newest revision, and of the serving one if it is another."""
+        row, record = await api_row(services, api), services.api(api)
+        serving = record.serving if record.serving and record.serving.revision != record.revision else None
+        return pages.page(
+            request,
+            "api_configuration.html",
+            row=row,
+            tab="configuration",
+            record=record,
+            newest=_shown(api_spec(record.spec)),
+            serving=_shown(api_spec(serving.spec)) if serving else None,
+        )
+
+    @router.get("/history")
+    async def show_history(request: Request, api: str) -> Response:
+        """Show the revisions, the newest first."""
+        row, record = await api_row(services, api), services.api(api)
+        entries = [describe_revision(entry, record) for entry in services.apis.history(api)]
+        for entry in entries:
+            entry["changes"] = [mask_change(line) for line in entry["changes"]]
+        return pages.page(request, "api_history.html", row=row, tab="history", entries=entries)
+
+    @router.post("/rollback")
+    async def roll_back(request: Request, api: str) -> Response:
+        """Deploy the revision again that the form names."""
+        number = form_of(request).get("revision", "")
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise InputError(f"{number[:20]!r} is not the number of a revision")
+        result = await services.deployer.rollback(api, int(number), False, session_of(request).caller)
+        return _finish(request, api, result)
+
+    @router.post("/refresh")
+    async def refresh(request: Request, api: str) -> Response:
+        """Replace every replica."""
+        return _finish(request, api, await services.deployer.refresh(api, False))
+
+    return router
+
+
+def _finish(request: Request, api: str, result: DeployResult) -> Response:
+    record_change(request, result.error or result.message, api, is_done=not result.error)
+    if result.error:
+        raise InputError(result.error)
+    return done(request, f"{PREFIX}/apis/{api}", result.message)
+
+
+def _shown(spec: dict[str, object]) -> object:
+    """Return a spec as the user wrote it, with its secrets masked: those in `env`, and values of keys that say so."""
+    for section in _ENV:
+        handler = spec.get(section)
+        if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
+            spec = spec | {section: handler | {"env": dict.fromkeys(handler["env"], MASK)}}
+    return mask_secrets(spec)

@@ -1,0 +1,31 @@
+"""The processes that a process has started, as Linux lists them in `/proc`."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, and theirs, including those that have ended and were not reaped."""
+    found = children(pid)
+    for each in found:
+        found += children(each)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, including those that have ended and were not reaped."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False

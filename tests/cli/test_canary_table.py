@@ -1,0 +1,61 @@
+"""What `cortex get` shows of a canary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortex.cli.tables.canary import canary_notes, findings_table
+
+CANARY = {
+    "revision_number": 4,
+    "old_revision_number": 3,
+    "outcome": "trying",
+    "reason": "",
+    "percent": 10,
+    "step": 2,
+    "steps": [1, 10, 50],
+    "step_requests": 7,
+    "findings": [],
+}
+
+
+def notes(**changes: Any) -> list[str]:
+    return list(canary_notes({"spec": {"name": "iris"}, "canary": {**CANARY, **changes}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({}, "canary:   revision 4 gets 10 % of the requests (step 2 of 3), revision 3 the rest"),
+        (
+            {"outcome": "held", "reason": "no decision"},
+            "canary:   revision 4 gets 10 % of the requests (step 2 of 3, held: no decision), revision 3 the rest",
+        ),
+        (
+            {"outcome": "rolled back", "reason": "errors: 5.00% instead of 1.00%"},
+            "canary:   revision 4 was rolled back: errors: 5.00% instead of 1.00%",
+        ),
+    ],
+)
+def test_the_state_of_a_trial_is_one_sentence(changes: dict[str, Any], first: str) -> None:
+    assert notes(**changes)[0] == first
+
+
+def test_a_promoted_revision_and_an_api_without_a_canary_have_no_note() -> None:
+    assert notes(outcome="promoted") == []
+    assert list(canary_notes({"spec": {"name": "iris"}, "canary": None})) == []
+    assert list(canary_notes({"spec": {"name": "iris"}})) == []
+
+
+def test_each_property_has_a_row() -> None:
+    errors = {"name": "errors", "finding": "not known", "old": 0.01, "new": 0.02, "margin": 0.005, "missing": 1234}
+    headers, rows = findings_table(
+        [errors, {**errors, "name": "predictions of cat", "finding": "worse", "old": None, "missing": None}], 4, 3
+    )
+    assert headers[1:3] == ["revision 3", "revision 4"]
+    assert rows == [
+        ["requests with an error", "1.00 %", "2.00 %", "+0.5 %", "not known", "about 1,234"],
+        ["predictions of cat", "-", "2.00 %", "+0.5 %", "worse", ""],
+    ]

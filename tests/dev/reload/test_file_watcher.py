@@ -1,0 +1,63 @@
+"""The watcher reports files whose content has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from cortex.dev.reload.file_watcher import FileWatcher
+
+
+def watcher(*paths: Path) -> FileWatcher:
+    loop = asyncio.new_event_loop()
+    made = FileWatcher(loop, lambda changed: None)
+    made.watch(paths)
+    loop.close()
+    return made
+
+
+def test_a_change_of_content_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    found = watcher(tmp_path / "a.py")
+    assert found.poll() == set()
+    (tmp_path / "a.py").write_text("2")
+    assert found.poll() == {tmp_path / "a.py"}
+    assert found.poll() == set()
+
+
+def test_a_file_that_was_only_touched_is_not_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    found = watcher(tmp_path / "a.py")
+    os.utime(tmp_path / "a.py", (1, 1))
+    assert found.poll() == set()
+
+
+def test_a_file_that_appears_is_removed_or_replaced_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    found = watcher(file)
+    file.write_text("1")
+    assert found.poll() == {file}
+    (tmp_path / "b").write_text("2")
+    (tmp_path / "b").replace(file)
+    assert found.poll() == {file}
+    file.unlink()
+    assert found.poll() == {file}
+
+
+def test_all_files_of_a_folder_are_watched(tmp_path: Path) -> None:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / "weights").write_text("1")
+    found = watcher(tmp_path / "model")
+    (tmp_path / "model" / "1" / "weights").write_text("2")
+    assert found.poll() == {tmp_path / "model" / "1" / "weights"}
+
+
+def test_files_that_are_no_longer_watched_are_not_reported(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("1")
+    found = watcher(tmp_path / "a.py", tmp_path / "b.py")
+    found.watch([tmp_path / "b.py"])
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("2")
+    assert found.poll() == {tmp_path / "b.py"}

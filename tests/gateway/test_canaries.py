@@ -1,0 +1,117 @@
+"""Canaries: the newest revision of an API gets a share of its requests from a backend of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+
+from cortex.gateway.maps import CANARIES_MAP, fixed_maps, live_maps
+from cortex.gateway.routes import (
+    ApiBackend,
+    ApiKey,
+    Canary,
+    RoutingTable,
+    Server,
+    Share,
+    Split,
+    table_from_json,
+    table_to_json,
+)
+from cortex.gateway.runtime_api import RuntimeApi
+from cortex.home import Home
+from harness.servers.upstream import World, ask, backend, run, world
+
+SPLIT = Split("ab", "/ab", (Share("a", 50), Share("b", 50)))
+
+
+async def canary_of(w: World, percent: int, **options: object) -> ApiBackend:
+    """Return the backend of the API `a`, whose servers are `old` and, of the canary, `new`."""
+    api = backend("a", await w.server("old"), **options)
+    return replace(api, canary=Canary(percent, (await w.server("new"),)))
+
+
+async def servers_of(w: World, count: int, path: str = "/a", **headers: str) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for _ in range(count):
+        answer = await ask(w.port, path, "POST", b"{}", **headers)
+        assert answer.status == 200, answer.body
+        seen[answer.json()["server"]] += 1
+    return seen
+
+
+def test_a_canary_gets_its_share_which_changes_without_a_reload(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            api = await canary_of(w, 20)
+            await w.gateway.startup(RoutingTable((api,)))
+            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+            workers = await runtime.workers()
+            seen = await servers_of(w, 600)
+            assert abs(seen["new"] - 120) < 6 * (600 * 0.2 * 0.8) ** 0.5
+            stats = (await w.gateway.stats())["a"]
+            assert stats.responses[2] == 600
+            assert len(stats.servers) == 2
+            for percent, expected in ((100, "new"), (0, "old")):
+                await w.gateway.apply(RoutingTable((replace(api, canary=replace(api.canary, percent=percent)),)))
+                assert await servers_of(w, 50) == {expected: 50}
+            assert await runtime.workers() == workers
+
+    run(scenario())
+
+
+def test_requests_by_all_ways_to_an_api_are_drawn(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            api = await canary_of(w, 100, subpaths=("/v2", "/"))
+            other = backend("b", await w.server("b"))
+            await w.gateway.startup(RoutingTable((api, other), (SPLIT,), v2_at_root=True))
+            for path in ("/a", "/a/", "/a/info", "/a/below", "/a/v2/models/a", "/v2/models/a/infer"):
+                assert await servers_of(w, 3, path) == {"new": 3}, path
+            assert set(await servers_of(w, 40, "/ab")) == {"new", "b"}
+            assert await servers_of(w, 3, "/b") == {"b": 3}
+
+    run(scenario())
+
+
+def test_a_canary_has_the_rules_of_its_api(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            api = await canary_of(w, 100, needs_key=True, max_body_bytes=10)
+            key = ApiKey("k1", hashlib.sha256(b"secret").hexdigest(), ("a",))
+            await w.gateway.startup(RoutingTable((api,), keys=(key,)))
+            assert (await ask(w.port, "/a")).status == 401
+            assert await servers_of(w, 3, **{"x-api-key": "secret"}) == {"new": 3}
+            assert (await ask(w.port, "/a", "POST", b"x" * 11, **{"x-api-key": "secret"})).status == 413
+            assert (await w.gateway.stats())["a"].responses == {1: 0, 2: 3, 3: 0, 4: 2, 5: 0, 0: 0}
+
+    run(scenario())
+
+
+def test_a_canary_that_begins_and_ends_under_way_loses_no_request(home: Home) -> None:
+    async def scenario() -> None:
+        async with world(home) as w:
+            api = await canary_of(w, 50)
+            alone = replace(api, canary=None)
+            await w.gateway.startup(RoutingTable((alone,)))
+            for table in (api, alone, api):
+                await w.gateway.apply(RoutingTable((table,)))
+                seen = await servers_of(w, 60)
+                assert set(seen) == ({"old", "new"} if table.canary else {"old"})
+            assert (await w.gateway.stats())["a"].responses[2] == 180
+
+    run(scenario())
+
+
+def test_the_table_has_a_json_form_that_older_nodes_read_without_a_canary() -> None:
+    api = backend("a", Server("x", "/run/x.sock", 1))
+    table = RoutingTable((replace(api, canary=Canary(5, (Server("y", "/run/y.sock", 1),))),))
+    assert table_from_json(table_to_json(table)) == table
+    assert "canary" not in table_to_json(RoutingTable((api,)))["backends"][0]
+
+
+def test_slots_of_a_canary_are_its_percentage() -> None:
+    table = RoutingTable((replace(backend("a"), canary=Canary(7)),))
+    values = Counter(live_maps(table)[CANARIES_MAP].values())
+    assert values == {"api:a.canary": 7, "api:a": 93}
+    assert not any("canary" in value for entries in fixed_maps(table).values() for value in entries.values())

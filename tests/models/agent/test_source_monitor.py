@@ -1,0 +1,335 @@
+"""Debounce of listings, the choice of the catalogue to publish, and the saved catalogues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.models.agent.listing import Listing, ListingAggregate, Prefix, prefixes
+from cortex.models.agent.source_monitor import (
+    LastCatalogues,
+    SourceState,
+    debounce,
+    find_version,
+    published_catalogue,
+    relist_delay_s,
+    required_versions,
+    retained_digests,
+)
+from cortex.models.spec import Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
+from cortex.storage.objects import StoredObject
+
+DIR = ModelSource("python", dir="s3://b/m", poll_interval_s=10)
+ONNX = ModelSource("onnx", dir="s3://b/m", poll_interval_s=10)
+PATH = ModelSource("python", (ModelPath("iris", "s3://b/m"),), poll_interval_s=10)
+PATHS = ModelSource("python", (ModelPath("a", "s3://b/a"), ModelPath("b", "s3://b/b")), poll_interval_s=10)
+LONG_AGO = 1_000_000.0
+NOW = 2_000_000.0
+
+#: Name of a file → its content.
+Files = Mapping[str, str]
+
+
+def listing(prefix: Prefix, files: Files, at: float, modified_at: float = LONG_AGO) -> Listing:
+    tally = ListingAggregate(prefix, at)
+    modified = datetime.fromtimestamp(modified_at, UTC)
+    tally.add(StoredObject(f"m/{name}", name, 1, content, modified, None) for name, content in files.items())
+    return tally.listing(False)
+
+
+def passes(source: ModelSource, *seen: Files | None, modified_at: float = LONG_AGO) -> list[SourceState]:
+    """Return the state after each listing; None is one that failed."""
+    states, state = [], SourceState()
+    [prefix] = prefixes(source)
+    for number, files in enumerate(seen):
+        found = {} if files is None else {prefix: listing(prefix, files, NOW + 10 * number, modified_at)}
+        state = debounce(state, source, found)
+        states.append(state)
+    return states
+
+
+def shown(catalogue: Catalogue | None) -> dict[str, str] | None:
+    """Return version → the digest's beginning; None is no catalogue."""
+    if catalogue is None:
+        return None
+    return {f"{model.name}/{version.number}": version.digest for model, version in catalogue.versions()}
+
+
+def digests(source: ModelSource, files: Files) -> dict[str, str]:
+    [state] = passes(source, files)
+    return shown(state.confirmed) or {}
+
+
+A, B = {"m/1/f": "one"}, {"m/1/f": "two"}
+BOTH = {**A, "m/2/f": "new"}
+
+
+def test_old_content_is_confirmed_by_the_first_listing() -> None:
+    [state] = passes(DIR, A)
+    assert list(shown(state.confirmed) or {}) == ["m/1"]
+    assert state.candidate is None
+    assert relist_delay_s(state, DIR) is None
+
+
+def test_new_content_is_confirmed_by_a_quick_second_listing() -> None:
+    first, second = passes(DIR, A, A, modified_at=NOW - 19)
+    assert (first.confirmed, shown(first.candidate)) == (None, digests(DIR, A))
+    assert relist_delay_s(first, DIR) == 1.0
+    assert (shown(second.confirmed), second.candidate) == (digests(DIR, A), None)
+    assert relist_delay_s(second, DIR) is None
+
+
+def test_nothing_is_confirmed_while_the_only_model_is_still_uploaded() -> None:
+    first, second, third = passes(PATH, {"f": "1"}, {"f": "1", "g": "1"}, {"f": "1", "g": "1"}, modified_at=NOW)
+    assert [first.confirmed, second.confirmed] == [None, None]
+    assert relist_delay_s(second, PATH) == 1.0
+    assert shown(third.confirmed) == digests(PATH, {"f": "1", "g": "1"})
+
+
+def test_an_empty_source_is_confirmed_at_once() -> None:
+    [state] = passes(PATH, {})
+    assert state.confirmed is not None
+    assert (state.confirmed.models, len(state.confirmed.problems)) == ((), 1)
+
+
+CHANGES = {
+    "a new version": (A, BOTH),
+    "a version updated in place": (A, B),
+    "the latest version removed": (BOTH, A),
+    "a model removed": ({**A, "n/f": "x"}, A),
+    "a model added": (A, {**A, "n/f": "x"}),
+    "from one version to several": ({"m/f": "x"}, {"m/1/f": "x", "m/2/f": "y"}),
+    "from several versions to one": ({"m/3/f": "x", "m/2/f": "y"}, {"m/f": "x"}),
+    "everything removed": (BOTH, {}),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_a_candidate_first_and_confirmed_by_the_next_listing(before: Files, after: Files) -> None:
+    was, seen_once, seen_twice = passes(DIR, before, after, after)
+    assert shown(was.confirmed) == shown(seen_once.confirmed) == digests(DIR, before)
+    assert shown(seen_once.candidate) == digests(DIR, after)
+    assert (shown(seen_twice.confirmed), seen_twice.candidate) == (digests(DIR, after), None)
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_a_reverted_change_is_never_confirmed(before: Files, after: Files) -> None:
+    states = passes(DIR, before, after, before, before)
+    assert all(shown(state.confirmed) == digests(DIR, before) for state in states)
+    assert states[-1].candidate is None
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_a_failed_listing_changes_nothing(before: Files, after: Files) -> None:
+    states = passes(DIR, before, None, after, None, None, after)
+    assert states[1] == states[0]
+    assert states[4] == states[3] == states[2]
+    assert shown(states[-1].confirmed) == digests(DIR, after)
+
+
+def test_the_same_listing_processed_twice_does_not_confirm() -> None:
+    [prefix] = prefixes(DIR)
+    state = debounce(SourceState(), DIR, {prefix: listing(prefix, A, NOW)})
+    new = listing(prefix, BOTH, NOW + 10)
+    once = debounce(state, DIR, {prefix: new})
+    assert debounce(once, DIR, {prefix: new}) == once
+
+
+def test_a_version_that_becomes_invalid_stays_served_with_a_problem() -> None:
+    good, broken = {"m/1/a.onnx": "1"}, {"m/1/a.onnx": "1", "m/1/b.onnx": "1"}
+    *_, last = passes(ONNX, good, broken, broken, broken)
+    assert shown(last.confirmed) == digests(ONNX, good)
+    assert last.candidate is None
+    assert last.confirmed is not None
+    [problem] = last.confirmed.problems
+    assert problem.message == "s3://b/m/m/1: 2 *.onnx files; must be exactly one"
+    assert problem.since == NOW + 10
+    *_, gone = passes(ONNX, good, broken, broken, {}, {})
+    assert shown(gone.confirmed) == {}
+
+
+def test_a_mixed_folder_during_a_migration_to_versions_keeps_the_old_model() -> None:
+    single, versioned = {"m/a": "1"}, {"m/1/a": "1", "m/2/a": "2"}
+    states = passes(DIR, single, {**single, **versioned}, {**single, **versioned}, versioned, versioned)
+    assert [shown(state.confirmed) for state in states[:4]] == [digests(DIR, single)] * 4
+    assert shown(states[4].confirmed) == digests(DIR, versioned)
+    assert states[4].confirmed is not None
+    assert [version.url for version in states[4].confirmed.models[0].versions] == ["s3://b/m/m/1", "s3://b/m/m/2"]
+
+
+def test_a_slow_upload_has_no_candidate_after_three_changes_until_it_is_stable() -> None:
+    growing = [{**A, "m/2/f": f"{number}", "n/f": "x"} for number in range(6)]
+    states = passes(DIR, A, *growing, growing[-1])
+    has_version_2 = ["m/2" in (shown(state.candidate) or {}) for state in states]
+    assert has_version_2 == [False, True, True, True, False, False, False, False]
+    confirmed = [sorted(shown(state.confirmed) or {}) for state in states]
+    assert confirmed == [["m/1"]] * 2 + [["m/1", "n/1"]] * 5 + [["m/1", "m/2", "n/1"]]
+    # Other versions are not delayed, and a problem explains the delay.
+    assert states[6].confirmed is not None
+    [problem] = states[6].confirmed.problems
+    assert (problem.model, problem.version, problem.since) == ("m", "2", NOW + 20)
+    assert "still change" in problem.message
+    assert states[7].confirmed is not None
+    assert states[7].confirmed.problems == ()
+    # Once it has rested, the next change has its candidates again.
+    *_, again = passes(DIR, A, *growing, growing[-1], BOTH)
+    assert shown(again.candidate) == digests(DIR, BOTH)
+
+
+def test_nothing_is_confirmed_before_each_prefix_was_listed() -> None:
+    one, other = prefixes(PATHS)
+    state = debounce(SourceState(), PATHS, {one: listing(one, {"f": "1"}, NOW)})
+    assert (state.confirmed, state.candidate) == (None, None)
+    state = debounce(state, PATHS, {other: listing(other, {"f": "2"}, NOW)})
+    assert list(shown(state.confirmed) or {}) == ["a/1", "b/1"]
+    # From then on, one that fails doesn't hold up the other.
+    for number in (1, 2):
+        state = debounce(state, PATHS, {one: listing(one, {"f": "3"}, NOW + number)})
+    assert state.confirmed is not None
+    assert state.confirmed.models[0].latest.digest != state.confirmed.models[1].latest.digest
+
+
+def test_two_names_may_have_the_same_path() -> None:
+    source = ModelSource("python", (ModelPath("a", "s3://b/m", "x"), ModelPath("b", "s3://b/m/", "y")))
+    [state] = passes(source, {"f": "1"})
+    assert state.confirmed is not None
+    assert [(model.name, model.signature_key) for model in state.confirmed.models] == [("a", "x"), ("b", "y")]
+
+
+FILES = st.dictionaries(
+    st.sampled_from(["m/1/f", "m/1/g", "m/2/f", "m/f", "n/f", "n/7/f", "n/07/f"]), st.sampled_from("xy"), max_size=5
+)
+HISTORY = st.lists(st.none() | FILES, max_size=8)
+
+
+def valid(files: Files) -> set[tuple[str, str, str]]:
+    [state] = passes(DIR, files)
+    assert state.confirmed is not None
+    return {(model.name, version.number, version.digest) for model, version in state.confirmed.versions()}
+
+
+def contents(catalogue: Catalogue | None) -> set[tuple[str, str, str]]:
+    found = () if catalogue is None else catalogue.versions()
+    return {(model.name, version.number, version.digest) for model, version in found}
+
+
+@given(HISTORY, st.booleans())
+def test_confirmed_content_was_in_two_successive_listings(history: list[Files | None], is_new: bool) -> None:
+    states = passes(DIR, *history, modified_at=NOW + 1000 if is_new else LONG_AGO)
+    listed = [valid(files) for files in history if files is not None]
+    twice = {key for one, other in zip(listed, listed[1:], strict=False) for key in one & other}
+    at_once = set() if is_new or not listed else listed[0]
+    for state in states:
+        assert contents(state.confirmed) <= twice | at_once
+        # The newest is a candidate only as it was listed, or as it was served before.
+        assert contents(state.candidate) <= set().union(twice, at_once, *listed)
+    if len(listed) >= 2 and states[-1].confirmed is not None:
+        assert listed[-1] & listed[-2] <= contents(states[-1].confirmed)
+
+
+@given(HISTORY, FILES)
+def test_stable_content_is_confirmed_after_two_listings(history: list[Files | None], files: Files) -> None:
+    state = passes(DIR, *history, files, files, modified_at=NOW + 1000)[-1]
+    assert state.confirmed is not None
+    assert contents(state.confirmed) >= valid(files)
+    assert state.candidate is None
+    kept = {(name, number) for name, number, _ in contents(state.confirmed) - valid(files)}
+    broken = {(each.model, each.version) for each in state.confirmed.problems}
+    assert all((name, number) in broken or (name, None) in broken for name, number in kept)
+
+
+@given(HISTORY)
+def test_a_catalogue_is_sorted_and_crosses_processes(history: list[Files | None]) -> None:
+    for state in passes(DIR, *history):
+        if state.confirmed is not None:
+            assert Catalogue.from_json(state.confirmed.to_json()) == state.confirmed
+            names = [model.name for model in state.confirmed.models]
+            assert names == sorted(set(names))
+            for model in state.confirmed.models:
+                assert isinstance(model, Model)
+                orders = [version.order for version in model.versions]
+                assert orders == sorted(set(orders))
+                assert all(isinstance(version, Version) and version.url for version in model.versions)
+
+
+SOURCE = ModelSource("python", dir="/models")
+CACHED = ModelSource("python", dir="/models", cache_size=1, disk_cache_size=1)
+
+
+def model(name: str, *digests: str) -> Model:
+    return Model(name, tuple(Version(str(number), digest, 1, 0.0) for number, digest in enumerate(digests, 1)))
+
+
+NEWEST = Catalogue((model("a", "a1", "a2"), model("b", "b1")))
+
+
+def test_without_caching_latest_versions_are_required_and_retained() -> None:
+    assert required_versions(SOURCE, NEWEST, None).keys() == {"a2", "b1"}
+    assert retained_digests(SOURCE, NEWEST, None) == {"a2", "b1"}
+
+
+def test_with_caching_nothing_is_required_and_all_versions_are_retained() -> None:
+    assert required_versions(CACHED, NEWEST) == {}
+    assert retained_digests(CACHED, NEWEST) == {"a1", "a2", "b1"}
+    assert published_catalogue(CACHED, NEWEST, None, {}, {}) == NEWEST
+
+
+def test_versions_on_disk_are_published_with_their_path() -> None:
+    told = published_catalogue(SOURCE, NEWEST, None, {"a2": "/disk/a2", "b1": "/disk/b1"}, {})
+    assert [version.path for _, version in told.versions()] == [None, "/disk/a2", "/disk/b1"]
+
+
+def test_models_not_on_disk_stay_as_published_before_or_are_left_out() -> None:
+    before = published_catalogue(SOURCE, Catalogue((model("a", "a1"),)), None, {"a1": "/disk/a1"}, {})
+    assert published_catalogue(SOURCE, NEWEST, before, {}, {}).models == before.models
+
+
+def test_a_failed_download_is_a_problem_of_its_model() -> None:
+    failures = {"b1": ModelProblem("", None, "can't be downloaded", 5.0), "other": ModelProblem("", None, "no", 5.0)}
+    told = published_catalogue(SOURCE, NEWEST, None, {"a2": "/disk/a2"}, failures)
+    assert [each.name for each in told.models] == ["a"]
+    assert told.problems == (ModelProblem("b", "1", "can't be downloaded", 5.0),)
+
+
+def test_a_version_is_found_by_its_content_only() -> None:
+    assert find_version("a", "2", "a2", None, NEWEST) == NEWEST.models[0].latest
+    assert find_version("a", "2", "a1", None, NEWEST) is None
+
+
+SAVED_SOURCE = ModelSource("python", dir="s3://bucket/models")
+CATALOGUE = Catalogue((Model("iris", (Version("1", "aa", 5, 1.5, "/there"),)),))
+
+
+def test_the_saved_catalogue_is_loaded_without_its_problems(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path / "known")
+    remembered.save("iris", SAVED_SOURCE, Catalogue(()))
+    remembered.save("iris", SAVED_SOURCE, replace(CATALOGUE, problems=(ModelProblem("iris", None, "bad", 1.0),)))
+    assert LastCatalogues(tmp_path / "known").load("iris", SAVED_SOURCE) == CATALOGUE
+
+
+def test_each_api_and_source_has_its_own_saved_catalogue(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    assert remembered.load("wine", SAVED_SOURCE) is None
+    assert remembered.load("iris", replace(SAVED_SOURCE, poll_interval_s=1.0)) is None
+
+
+def test_an_unreadable_saved_catalogue_is_ignored(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"{")
+    assert remembered.load("iris", SAVED_SOURCE) is None
+
+
+def test_cleared_catalogues_are_not_loaded(tmp_path: Path) -> None:
+    remembered = LastCatalogues(tmp_path)
+    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
+    remembered.clear()
+    assert remembered.load("iris", SAVED_SOURCE) is None

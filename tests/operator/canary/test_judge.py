@@ -1,0 +1,157 @@
+"""Judgement of a canary: errors, latency and predictions of two revisions."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cortex.operator.canary.judge import Finding, Judge, RevisionNumbers, overall
+from cortex.replica.monitoring.metrics import FINE_BOUNDS_S, HANDLER, SeriesKind, series_key
+from harness.replicas.fleet import api
+
+BOUNDS = (*FINE_BOUNDS_S, math.inf)
+
+
+def judge(**canary: Any) -> Judge:
+    tracker = {"model_type": "classification", "key": "label"} if "max_prediction_shift" in canary else None
+    return Judge(api(update_strategy={"canary": canary}, tracker=tracker))
+
+
+def numbers(
+    generator: random.Random, requests: int, error: float = 0.0, slower: float = 1.0, cats: float | None = None
+) -> RevisionNumbers:
+    """Return a window of one revision: its part of errors, factor of its latency, and part of cats."""
+    durations = dict.fromkeys(BOUNDS, 0)
+    for _ in range(requests):
+        durations[BOUNDS[bisect_left(FINE_BOUNDS_S, 0.02 * slower * math.exp(generator.gauss(0, 0.4)))]] += 1
+    errors = sum(generator.random() < error for _ in range(requests))
+    classes = {}
+    if cats is not None:
+        seen = sum(generator.random() < cats for _ in range(requests))
+        classes = {"cat": seen, "dog": requests - seen}
+    return RevisionNumbers(requests, errors, durations, classes)
+
+
+def judged(
+    subject: Judge, old: dict[str, float], new: dict[str, float], windows: int = 400, seed: int = 1
+) -> tuple[Finding, str, int]:
+    """Observe windows until there is a verdict; return it, the property that decided, and the canary's requests."""
+    generator, seen = random.Random(seed), 0
+    for _ in range(windows):
+        subject.observe(numbers(generator, 90, **old), numbers(generator, 30, **new), is_warm=True)
+        seen += 30
+        findings = subject.findings()
+        if (found := overall(findings)) is not Finding.UNKNOWN:
+            return found, next(each.name for each in findings if each.finding is found), seen
+    return Finding.UNKNOWN, "", seen
+
+
+@pytest.mark.parametrize(
+    ("new", "decided"),
+    [
+        ({"error": 0.08}, "errors"),
+        ({"slower": 1.8}, "p50"),
+        ({"cats": 0.4}, "predictions"),
+        ({"cats": 0.0}, "predictions"),
+    ],
+)
+def test_a_worse_revision_is_found_worse_by_the_property_that_is(new: dict[str, float], decided: str) -> None:
+    old = {"error": 0.01, "cats": 0.2}
+    found = judged(judge(max_prediction_shift="5%"), old, {**old, **new})
+    assert (found[0], found[1].split(" ")[0]) == (Finding.WORSE, decided)
+    assert found[2] < 2_000
+
+
+def test_a_revision_within_the_margins_is_found_not_worse() -> None:
+    same = {"error": 0.01, "cats": 0.2}
+    subject = judge(max_error_increase="3%", max_latency_increase="60%", max_prediction_shift="10%")
+    assert judged(subject, same, same)[0] is Finding.NOT_WORSE
+
+
+def test_few_revisions_at_the_margins_are_found_worse() -> None:
+    """In 15 trials at a confidence of 0.9, 1.5 are expected at most."""
+    found = [
+        judged(judge(confidence=0.9, max_error_increase="2%"), {"error": 0.02}, {"error": 0.04}, 30, seed)[0]
+        for seed in range(15)
+    ]
+    assert found.count(Finding.WORSE) <= 4
+    assert Finding.NOT_WORSE not in found
+
+
+def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estimated() -> None:
+    subject = judge()
+    generator = random.Random(1)
+    subject.observe(numbers(generator, 50), numbers(generator, 5), is_warm=True)
+    findings = {finding.name: finding for finding in subject.findings()}
+    assert overall(findings.values()) is Finding.UNKNOWN
+    assert 100 < findings["errors"].missing < 10_000
+    assert findings["errors"].to_json()["missing"] == math.ceil(findings["errors"].missing)
+    assert judge().findings()[0].to_json()["missing"] is None
+
+
+def test_latencies_of_cold_processes_are_not_compared() -> None:
+    subject, generator = judge(), random.Random(1)
+    for _ in range(50):
+        subject.observe(numbers(generator, 90), numbers(generator, 30, slower=5.0), is_warm=False)
+    assert all(finding.finding is not Finding.WORSE for finding in subject.findings())
+
+
+def test_the_state_survives_as_json() -> None:
+    subject, generator = judge(max_prediction_shift="5%"), random.Random(1)
+    for _ in range(5):
+        subject.observe(numbers(generator, 90, cats=0.3), numbers(generator, 30, cats=0.3), is_warm=True)
+    copy = judge(max_prediction_shift="5%")
+    copy.load(json.loads(json.dumps(subject.dump())))
+    assert copy.findings() == subject.findings()
+    window = numbers(generator, 90, cats=0.3), numbers(generator, 30, cats=0.3)
+    for each in (subject, copy):
+        each.observe(*window, is_warm=True)
+    assert copy.findings() == subject.findings()
+
+
+def counter(name: str, value: float, **labels: str) -> dict[str, float]:
+    return {series_key(SeriesKind.COUNTER, name, labels): value}
+
+
+def bucket(name: str, value: float, bound: str) -> dict[str, float]:
+    return {series_key(SeriesKind.BUCKET, name, {"le": bound}): value}
+
+
+def test_numbers_are_read_from_the_series_of_replicas() -> None:
+    requests = "cortex_replica_requests_total"
+    series = {
+        **counter(requests, 90, code="200"),
+        **counter(requests, 3, code="422"),
+        **counter(requests, 2, code="500"),
+        **counter(requests, 4, code="499"),
+        **bucket(HANDLER, 7, "0.0125"),
+        **bucket(HANDLER, 1, "+Inf"),
+        **bucket("cortex_request_queue_seconds", 9, "0.01"),
+        **counter("cortex_predictions_total", 5, **{"class": "cat"}),
+        "not a key cortex_replica_requests_total": 1,
+    }
+    assert RevisionNumbers.of(series) == RevisionNumbers(99, 5, {0.0125: 7, math.inf: 1}, {"cat": 5})
+
+
+@pytest.mark.parametrize(
+    ("after", "difference"),
+    [
+        (RevisionNumbers(9, 2, {0.1: 4}, {"a": 3}), RevisionNumbers(4, 1, {0.1: 4}, {"a": 3})),
+        (RevisionNumbers(5, 1), RevisionNumbers()),
+        (RevisionNumbers(2, 0), None),
+    ],
+)
+def test_a_window_is_the_difference_of_numbers(after: RevisionNumbers, difference: RevisionNumbers | None) -> None:
+    assert after.since(RevisionNumbers(5, 1)) == difference
+
+
+def test_requests_are_counted_above_a_bound() -> None:
+    found = RevisionNumbers(durations={0.1: 4, 0.2: 2, math.inf: 1})
+    slower: Callable[[float], int] = found.slower_than
+    assert [slower(bound) for bound in (0.1, 0.2)] == [3, 1]

@@ -1,0 +1,231 @@
+"""Trials of new revisions: their steps, their ends, and what is stored of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from cortex.config.schema import Api, CanaryConfig
+from cortex.errors import ConflictError
+from cortex.operator.canary.controller import CanaryController
+from cortex.operator.canary.judge import Finding, PropertyFinding
+from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
+from cortex.operator.monitoring.metric_totals import MetricTotals
+from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
+from cortex.state.database import open_state
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.queries.metrics import MetricStore
+from cortex.telemetry import Logger
+from harness.replicas.fleet import api
+
+CONFIG = CanaryConfig.model_validate({"steps": ["10%", "50%"], "min_requests": 100})
+OPEN = Trial("r2", 2, "r1", 1, step_requests=100)
+
+
+def found(finding: Finding) -> list[PropertyFinding]:
+    return [
+        PropertyFinding("errors", finding, 0.01, 0.05, 0.005, 0.0),
+        PropertyFinding("p50", Finding.NOT_WORSE, 0.5, 0.4, 0.0, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trial", "finding", "age_s", "config", "expected"),
+    [
+        (OPEN, Finding.NOT_WORSE, 9, {}, replace(OPEN, step=1, step_requests=0)),
+        (replace(OPEN, step_requests=99), Finding.NOT_WORSE, 9, {}, replace(OPEN, step_requests=99)),
+        (OPEN, Finding.UNKNOWN, 9, {}, OPEN),
+        (replace(OPEN, step=1), Finding.NOT_WORSE, 9, {}, TrialOutcome.PROMOTED),
+        (OPEN, Finding.WORSE, 9, {}, TrialOutcome.ROLLED_BACK),
+        (replace(OPEN, step_requests=0), Finding.WORSE, 9, {}, TrialOutcome.ROLLED_BACK),
+        (OPEN, Finding.UNKNOWN, 86_400, {}, TrialOutcome.HELD),
+        (OPEN, Finding.UNKNOWN, 86_400, {"on_no_decision": "promote"}, TrialOutcome.PROMOTED),
+        (OPEN, Finding.UNKNOWN, 86_400, {"on_no_decision": "roll_back"}, TrialOutcome.ROLLED_BACK),
+        (OPEN, Finding.UNKNOWN, 60, {"give_up_after": "1m"}, TrialOutcome.HELD),
+        (replace(OPEN, outcome=TrialOutcome.HELD), Finding.UNKNOWN, 99_999, {}, TrialOutcome.HELD),
+        (replace(OPEN, step=1, outcome=TrialOutcome.HELD), Finding.NOT_WORSE, 99_999, {}, TrialOutcome.PROMOTED),
+        (replace(OPEN, outcome=TrialOutcome.HELD), Finding.WORSE, 99_999, {}, TrialOutcome.ROLLED_BACK),
+    ],
+)
+def test_a_window_advances_a_trial(
+    trial: Trial, finding: Finding, age_s: float, config: dict[str, Any], expected: Trial | TrialOutcome
+) -> None:
+    values = {("give_up_after_s" if name == "give_up_after" else name): value for name, value in config.items()}
+    settings = CanaryConfig.model_validate({**CONFIG.model_dump(), **values})
+    after = advance(trial, settings, found(finding), age_s)
+    if isinstance(expected, TrialOutcome):
+        assert after.outcome is expected
+    else:
+        assert after == expected
+
+
+def test_the_reason_names_the_property_that_decided() -> None:
+    assert advance(OPEN, CONFIG, found(Finding.WORSE), 0).reason == "errors: 5.00% instead of 1.00%"
+
+
+CANARY = {"canary": {"steps": ["10%", "50%"], "min_requests": 40, "max_error_increase": "1%"}}
+
+
+class World:
+    """A database with one API `iris`, whose revision `r1…` is live, and the metrics of its replicas."""
+
+    def __init__(self, tmp_path: Path, engine: Engine) -> None:
+        self.engine = engine
+        self.apis = ApiStore(engine)
+        self.values = KeyValueStore(engine)
+        self.trials = Trials(self.apis, self.values)
+        self.folder = tmp_path / "metrics"
+        self.returned: list[int | None] = []
+        self.woken = 0
+        self.deploy("r1" * 8, api())
+        self.apis.mark_serving("iris", self.record.target)
+
+    def deploy(self, revision: str, spec: Api, project: str = "") -> None:
+        self.apis.write([ApiChange(Target(revision, spec, project or f"project-{revision}"), "nonce", "spec")])
+
+    @property
+    def record(self) -> ApiRecord:
+        record = self.apis.get("iris")
+        assert record is not None
+        return record
+
+    def controller(self, clock: Callable[[], float] = lambda: 0.0) -> CanaryController:
+        totals = MetricTotals(self.folder, MetricStore(self.engine), Logger("test"), lambda name, folder: None)
+
+        async def roll_back(name: str, number: int | None) -> None:
+            self.returned.append(number)
+            self.deploy(OLD, api())
+
+        def wake() -> None:
+            self.woken += 1
+
+        return CanaryController(self.apis, self.trials, totals, roll_back, wake, Logger("test"), clock)
+
+    def respond(self, revision: str, good: int, bad: int) -> None:
+        """Let the replica of a revision count responses."""
+        file = MetricFile(process_file(str(self.folder / f"iris-{revision[:8]}-abcdef"), 0, 1))
+        for code, count in (("200", good), ("500", bad)):
+            index = file.index_of(series_key(SeriesKind.COUNTER, "cortex_replica_requests_total", {"code": code}))
+            assert index is not None
+            file.cells[index] += count
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    engine = open_state(tmp_path / "state.db", None)
+    yield World(tmp_path, engine)
+    engine.dispose()
+
+
+NEW, OLD = "r2" * 8, "r1" * 8
+
+
+def test_only_a_new_revision_of_an_api_with_a_canary_is_tried(world: World) -> None:
+    assert world.trials.percents([world.record]) == {}
+    world.deploy(NEW, api())
+    assert world.trials.of(world.record) is None
+    world.deploy(NEW, api(update_strategy=CANARY))
+    assert world.trials.percents([world.record]) == {"iris": 10}
+
+
+def test_a_restart_and_a_revision_that_was_live_are_not_tried(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    world.apis.mark_serving("iris", world.record.target)
+    world.deploy("r3" * 8, api(update_strategy=CANARY), project=f"project-{NEW}")
+    assert world.trials.percents([world.record]) == {}
+    world.deploy("r4" * 8, api(update_strategy=CANARY))
+    assert world.trials.percents([world.record]) == {"iris": 10}
+    world.deploy(OLD, api(update_strategy=CANARY))
+    assert world.trials.percents([world.record]) == {}
+
+
+def test_a_worse_revision_is_rolled_back_by_its_errors(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+
+    async def scenario() -> None:
+        controller = world.controller()
+        for _ in range(4):
+            await controller.judge(world.record)
+            world.respond(OLD, 90, 1)
+            world.respond(NEW, 6, 4)
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    assert world.returned == [1]
+    assert world.trials.percents([world.record]) == {}
+    described = Trials(world.apis, world.values).describe(world.record)
+    assert described is not None
+    assert (described["outcome"], described["revision_number"]) == ("rolled back", 2)
+    assert described["reason"].startswith("errors: 40.00% instead of 1.10%")
+
+
+def test_a_rollback_that_an_operator_did_not_finish_is_carried_out_by_the_next(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, replace(known[0], outcome=TrialOutcome.ROLLED_BACK))
+    world.trials = Trials(world.apis, world.values)
+    asyncio.run(world.controller().judge(world.record))
+    assert world.returned == [1]
+
+
+def test_another_operator_continues_with_the_evidence(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+
+    async def scenario() -> None:
+        for number in range(40):
+            if number % 10 == 0:
+                world.trials = Trials(world.apis, world.values)
+                controller = world.controller()
+            await controller.judge(world.record)
+            world.respond(OLD, 90, 1)
+            world.respond(NEW, 180, 2)
+
+    asyncio.run(scenario())
+    known = Trials(world.apis, world.values).of(world.record)
+    assert known is not None
+    assert known[0].is_open
+    errors = known[1].findings()[0]
+    assert errors.finding is Finding.NOT_WORSE
+    assert errors.new == pytest.approx(1 / 91)
+
+
+def test_a_person_promotes_a_revision(world: World) -> None:
+    with pytest.raises(ConflictError, match="iris has no canary"):
+        world.trials.promote(world.record, "ana")
+    world.deploy(NEW, api(update_strategy=CANARY))
+    world.trials.promote(world.record, "ana")
+    assert world.trials.percents([world.record]) == {}
+    assert Trials(world.apis, world.values).percents([world.record]) == {}
+    described = world.trials.describe(world.record)
+    assert described is not None
+    assert (described["outcome"], described["reason"]) == ("promoted", "promoted by ana")
+
+
+def test_a_revision_whose_replica_ended_loses_a_window_and_no_more(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+
+    async def scenario() -> None:
+        controller = world.controller()
+        await controller.judge(world.record)
+        world.respond(OLD, 100, 0)
+        world.respond(NEW, 10, 0)
+        await controller.judge(world.record)
+        for file in world.folder.rglob("0-1"):
+            file.unlink()
+        await controller.judge(world.record)
+        world.respond(OLD, 100, 0)
+        world.respond(NEW, 10, 0)
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    known = world.trials.of(world.record)
+    assert known is not None
+    assert known[0].step_requests == 20

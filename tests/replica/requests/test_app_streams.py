@@ -1,0 +1,172 @@
+"""Streamed responses and response objects of user code, from real replicas."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+from harness.replicas.replicas import running_replica
+from harness.wait import wait_until
+
+
+def test_a_generator_is_streamed_while_it_runs() -> None:
+    source = """
+        import os, time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                yield "0\\n"
+                while not os.path.exists(payload["gate"]):
+                    time.sleep(0.01)
+                yield "1\\n"
+                yield "2\\n"
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        gate = Path(replica.spec.run_dir) / "gate"
+        connection.request("POST", "/", json.dumps({"gate": str(gate)}), {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline() == b"0\n"
+        gate.touch()
+        assert response.read() == b"1\n2\n"
+        assert response.getheader("transfer-encoding") == "chunked"
+        connection.close()
+
+
+def test_the_first_chunk_is_sent_before_a_generator_that_keeps_the_gil_continues() -> None:
+    source = """
+        import sys, time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                yield "first\\n"
+                sys.setswitchinterval(60)
+                end = time.monotonic() + 0.5
+                while time.monotonic() < end:
+                    pass
+                sys.setswitchinterval(0.005)
+                yield f"{time.monotonic()}\\n"
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        connection.request("POST", "/", b"1", {"content-type": "application/json"})
+        response = connection.getresponse()
+        assert response.readline() == b"first\n"
+        assert time.monotonic() < float(response.readline())
+        connection.close()
+
+
+def test_an_async_generator_streams_json_lines() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield {"number": number}
+                    await asyncio.sleep(0)
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 3})
+        assert [json.loads(line) for line in answer.body.splitlines()] == [{"number": n} for n in range(3)]
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert replica.request({"n": 0}).body == b""
+
+
+def test_a_generator_that_raises_is_an_error_at_first_and_truncates_the_response_later() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield "x"
+                raise ValueError("enough")
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({"n": 0})
+        assert answer.status == 500
+        assert "ValueError" in answer.json["error"]
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(replica.spec.sockets[0])
+            body = b'{"n": 2}'
+            head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            sock.sendall(head + body)
+            received = b"".join(iter(lambda: sock.recv(4096), b""))
+        assert received.count(b"1\r\nx\r\n") == 2
+        assert not received.endswith(b"0\r\n\r\n")
+        wait_until(lambda: replica.log().count("ValueError: enough") == 2)
+
+
+def test_large_responses_are_complete() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return bytes(payload["n"])
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        for size in (0, 70_000, 20_000_000):
+            assert len(replica.request({"n": size}).body) == size
+
+
+def test_starlette_responses_are_sent_unchanged() -> None:
+    source = """
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                if payload:
+                    return StreamingResponse(iter(["a", "b"]), status_code=206, media_type="text/event-stream")
+                return JSONResponse({"teapot": True}, status_code=418, headers={"x-extra": "1"})
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        answer = replica.request({})
+        assert (answer.status, answer.json, answer.headers["x-extra"]) == (418, {"teapot": True}, "1")
+        stream = replica.request({"stream": True})
+        assert (stream.status, stream.body) == (206, b"ab")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+def test_a_slow_reader_does_not_stop_a_generator() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                for _ in range(payload["n"]):
+                    yield b"x" * 100_000
+                print("generator done", flush=True)
+    """
+    with running_replica(source) as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        body = b'{"n": 50}'
+        head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        sock.sendall(head + body)
+        wait_until(lambda: "generator done" in replica.log())
+        assert replica.request({"n": 1}).status == 200
