@@ -17,7 +17,7 @@ import pytest
 
 from harness.installations.batch_api import BatchApi
 from harness.installations.installation import Installation
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 ITEMS = 300
 
@@ -52,7 +52,7 @@ def operator_of(cortex: Installation) -> int:
 def kill_operator(cortex: Installation, pid: int | None = None) -> None:
     pid = pid or operator_of(cortex)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(pid))
 
 
 def progress(api: BatchApi, job: str, calls: int) -> None:

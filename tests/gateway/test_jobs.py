@@ -163,6 +163,7 @@ def test_an_operator_that_stops_before_its_response_is_a_502(home: Home) -> None
     async def scenario() -> None:
         async with world(home) as w:
             await started(w)
+            assert (await ask(w.port, "/sum")).status == 200  # its connection to the operator must not be used again
             answer = await ask(w.port, "/sum?close=1", "POST", b"{}")
             assert answer.status == 502
             assert "check for the job before you submit it again" in answer.json()["message"]

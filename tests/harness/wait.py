@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -31,3 +32,16 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, message: str
             raise AssertionError(f"not true within {timeout_s} s: {message or predicate}")
         # What takes long to ask, such as a command, would keep a core busy.
         _PAUSE.wait(min(max(0.02, now - asked_at), 0.3))
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether no thread of a process runs any more, so that the kernel has closed its files and sockets.
+
+    A killed process may be a zombie while some of its threads still run: the first thread can end before the others.
+    """
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        states = [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
+    except (FileNotFoundError, ProcessLookupError):
+        return not Path(f"/proc/{pid}").exists()
+    return all(state in "ZX" for state in states)

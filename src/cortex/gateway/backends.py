@@ -288,6 +288,8 @@ backend {name}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
   timeout server {milliseconds(JOBS_TIMEOUT_S)}ms
 {section_log(backend)}{first}\
+  # If the operator died with a connection that was used before, HAProxy would close the client's without a response.
+  option http-server-close
   http-request set-header x-cortex-api {backend.api}
   http-request set-header x-cortex-job %[path,field(-1,/)] unless {{ path,map({ROUTES_MAP}) -m found }}
   http-error status 502 {_error(backend, 502, ended, _OPERATOR_UNAVAILABLE)}
@@ -308,6 +310,7 @@ def docs_section(table: RoutingTable) -> tuple[str, ...]:
 backend {DOCS_BACKEND}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
   timeout server {milliseconds(_DOCS_TIMEOUT_S)}ms
+  option http-server-close
   http-request set-header x-cortex-docs %[path,map({DOCS_MAP})]
   http-error status 502 {away}
   http-error status 503 {away} hdr Retry-After 1
