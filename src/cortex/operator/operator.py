@@ -345,8 +345,8 @@ class Operator:
     def _is_failing(self, record: ApiRecord) -> bool:
         return self._reconciler.own_state(record).status in (ApiStatus.ERROR, ApiStatus.OOM)
 
-    async def _return_to(self, api: str, number: int | None) -> None:
-        await self._deployer.rollback(api, number, force=True, by="canary")
+    async def _return_to(self, api: str, number: int | None, revision: str) -> None:
+        await self._deployer.rollback(api, number, force=True, by="canary", only_from=revision)
 
     async def _inspect_machine(self) -> Machine:
         return Machine(os.environ, await self._engine.find_devices())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortex.operator.autoscaling.traffic import Trace, shaped
+from cortex.operator.canary.judge import SLOW_TOGETHER
 from cortex.operator.canary.simulation import CanaryPlan, Regression, simulate_canary, slow_rates
 
 STEADY = Trace((0.0,), (100.0,), 3600.0)
@@ -44,4 +45,5 @@ def test_the_same_seed_gives_the_same_summary() -> None:
 def test_a_latency_is_worse_if_it_grows_by_more_than_the_margin(increase: float, worse: bool) -> None:
     regression = slow_rates(increase, 0.1, 0.5)
     assert regression.is_worse is worse
+    assert regression.cluster == SLOW_TOGETHER
     assert regression.old_rate == pytest.approx(0.01)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +14,9 @@ import pytest
 from sqlalchemy import Engine
 
 from cortex.config.schema import Api, CanaryConfig
-from cortex.errors import ConflictError
+from cortex.errors import ConflictError, NotFoundError
 from cortex.operator.canary.controller import CanaryController
-from cortex.operator.canary.judge import Finding, PropertyFinding
+from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
@@ -83,6 +85,7 @@ class World:
         self.trials = Trials(self.apis, self.values)
         self.folder = tmp_path / "metrics"
         self.returned: list[int | None] = []
+        self.is_old_gone = False
         self.woken = 0
         self.deploy("r1" * 8, api())
         self.apis.mark_serving("iris", self.record.target)
@@ -99,7 +102,10 @@ class World:
     def controller(self, clock: Callable[[], float] = lambda: 0.0) -> CanaryController:
         totals = MetricTotals(self.folder, MetricStore(self.engine), Logger("test"), lambda name, folder: None)
 
-        async def roll_back(name: str, number: int | None) -> None:
+        async def roll_back(name: str, number: int | None, revision: str) -> None:
+            assert revision == self.record.revision
+            if self.is_old_gone:
+                raise NotFoundError("the files of revision 1 are gone")
             self.returned.append(number)
             self.deploy(OLD, api())
 
@@ -108,9 +114,9 @@ class World:
 
         return CanaryController(self.apis, self.trials, totals, roll_back, wake, Logger("test"), clock)
 
-    def respond(self, revision: str, good: int, bad: int) -> None:
-        """Let the replica of a revision count responses."""
-        file = MetricFile(process_file(str(self.folder / f"iris-{revision[:8]}-abcdef"), 0, 1))
+    def respond(self, revision: str, good: int, bad: int, replica: str = "abcdef") -> None:
+        """Let a replica of a revision count responses."""
+        file = MetricFile(process_file(str(self.folder / f"iris-{revision[:8]}-{replica}"), 0, 1))
         for code, count in (("200", good), ("500", bad)):
             index = file.index_of(series_key(SeriesKind.COUNTER, "cortex_replica_requests_total", {"code": code}))
             assert index is not None
@@ -176,6 +182,59 @@ def test_a_rollback_that_an_operator_did_not_finish_is_carried_out_by_the_next(w
     assert world.returned == [1]
 
 
+def test_a_rollback_that_fails_is_tried_again_and_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, replace(known[0], outcome=TrialOutcome.ROLLED_BACK))
+    world.is_old_gone = True
+    controller = world.controller()
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await controller.judge(world.record)
+        assert caplog.messages == ["a canary can't be rolled back"]
+        world.is_old_gone = False
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    assert world.returned == [1]
+
+
+def test_patched_tolerances_begin_the_evidence_anew(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    known[1].observe(RevisionNumbers(90, 1), RevisionNumbers(10, 5), is_warm=True)
+    world.trials.put(world.record, replace(known[0], step_requests=10))
+    world.deploy(NEW, api(update_strategy={"canary": {**CANARY["canary"], "steps": ["20%"]}}))
+    assert found_new(world.trials, world.record) == found_new(Trials(world.apis, world.values), world.record) == (0.5,)
+    world.deploy(NEW, api(update_strategy={"canary": {**CANARY["canary"], "max_error_increase": "60%"}}))
+    assert found_new(world.trials, world.record) == found_new(Trials(world.apis, world.values), world.record) == (None,)
+    known = world.trials.of(world.record)
+    assert known is not None
+    assert known[0].step_requests == 10
+
+
+def found_new(trials: Trials, record: ApiRecord) -> tuple[float | None, ...]:
+    known = trials.of(record)
+    return tuple(each.new for each in known[1].findings()[:1]) if known else ()
+
+
+@pytest.mark.parametrize(("key", "value"), [("outcome", '"unheard of"'), ("judge", "{}"), ("renamed", '"r2"')])
+def test_a_trial_stored_by_another_version_does_not_stop_the_others(world: World, key: str, value: str) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, known[0])
+    stored = json.loads(world.values.get("canary/iris") or "")
+    stored[key] = json.loads(value)
+    if key == "renamed":
+        del stored["number"]
+    world.values.put("canary/iris", json.dumps(stored))
+    assert Trials(world.apis, world.values).percents([world.record]) == {"iris": 10}
+
+
 def test_another_operator_continues_with_the_evidence(world: World) -> None:
     world.deploy(NEW, api(update_strategy=CANARY))
 
@@ -229,3 +288,23 @@ def test_a_revision_whose_replica_ended_loses_a_window_and_no_more(world: World)
     known = world.trials.of(world.record)
     assert known is not None
     assert known[0].step_requests == 20
+
+
+def test_the_requests_of_an_ended_replica_are_not_mistaken_for_errors_of_another(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+
+    async def scenario() -> None:
+        controller = world.controller()
+        await controller.judge(world.record)
+        world.respond(NEW, 100, 0)
+        world.respond(OLD, 100, 0)
+        await controller.judge(world.record)
+        shutil.rmtree(world.folder / f"iris-{NEW[:8]}-abcdef")
+        world.respond(NEW, 60, 60, replica="fedcba")  # 120 requests instead of 100: the sum does not fall
+        world.respond(OLD, 100, 0)
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    known = world.trials.of(world.record)
+    assert known is not None
+    assert (known[0].step_requests, known[1].findings()[0].new) == (100, 0.0)

@@ -200,6 +200,17 @@ def test_an_operator_on_another_machine_fetches_the_files_of_a_revision_from_the
     assert (desk.projects.path(first.project_hash) / "handler.py").read_text() == HANDLER
 
 
+def test_a_rollback_of_one_revision_leaves_a_newer_one_alone(desk: Desk) -> None:
+    desk.deploy()
+    desk.go_live()
+    desk.deploy(handler=CHANGED)
+    judged = desk.record().revision
+    desk.deploy(handler=CHANGED + "#")
+    with pytest.raises(ConflictError, match="iris was deployed again"):
+        asyncio.run(desk.deployer.rollback("iris", 1, force=True, only_from=judged))
+    assert desk.rollback(1, force=True).message == "rolling back iris (RealtimeAPI) from revision 3 to 1"
+
+
 def test_concurrent_deploys_and_rollbacks_happen_one_after_the_other(desk: Desk) -> None:
     desk.deploy()
     desk.go_live()

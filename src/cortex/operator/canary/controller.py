@@ -12,6 +12,7 @@ from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring.metric_totals import MetricTotals
+from cortex.replica.monitoring.metrics import merge_series
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
@@ -29,14 +30,18 @@ class _Mark:
 
 
 class CanaryController:
-    """Advances all trials. `roll_back` (api, number of the revision) deploys a revision of an API's history again."""
+    """Advances all trials.
+
+    `roll_back` (api, number of the entry, revision) deploys an entry of an API's history again if the newest revision
+    is still this one. Raises: CortexError.
+    """
 
     def __init__(
         self,
         apis: ApiStore,
         trials: Trials,
         totals: MetricTotals,
-        roll_back: Callable[[str, int | None], Awaitable[object]],
+        roll_back: Callable[[str, int | None, str], Awaitable[object]],
         wake: Callable[[], None],
         logger: Logger,
         clock: Callable[[], float] = time.time,
@@ -49,6 +54,7 @@ class CanaryController:
         self._logger = logger
         self._clock = clock
         self._marks: dict[str, _Mark] = {}
+        self._failed_rollbacks: dict[str, str] = {}  #: the revision, by API; each is logged once
         self._error_log = LoopErrorLog(logger, "judging canaries failed")
 
     async def run(self) -> None:
@@ -92,17 +98,17 @@ class CanaryController:
         await self._settle(record, advance(trial, config, judge.findings(), age_s))
 
     def _read(self, api: str, trial: Trial) -> tuple[RevisionNumbers, RevisionNumbers]:
-        old = self._totals.of_revision(api, trial.old_revision)
-        return RevisionNumbers.of(old), RevisionNumbers.of(self._totals.of_revision(api, trial.revision))
+        by_revision = (self._totals.of_revision(api, revision) for revision in (trial.old_revision, trial.revision))
+        old, new = (RevisionNumbers.of(merge_series(each.values()), frozenset(each)) for each in by_revision)
+        return old, new
 
     async def _settle(self, record: ApiRecord, trial: Trial) -> None:
-        known = self._trials.of(record)
-        if known is None or self._apis.get(record.name) != record:
-            return  # it was deployed anew, promoted or deleted meanwhile
-        before = known[0]
-        if trial == before:
-            return
-        if not before.is_open:
+        present = self._apis.get(record.name)
+        known = self._trials.of(present) if present is not None else None
+        if present is None or known is None or known[0].revision != trial.revision:
+            return  # it was deployed anew or deleted meanwhile
+        record, before = present, known[0]
+        if trial == before or not before.is_open:  # a person may have promoted it meanwhile
             return
         self._trials.put(record, trial)
         if trial.step != before.step or trial.outcome is not before.outcome:
@@ -116,6 +122,8 @@ class CanaryController:
 
     async def _return(self, record: ApiRecord, trial: Trial) -> None:
         try:
-            await self._roll_back(record.name, trial.old_number)
-        except CortexError as error:  # its files are gone, for example; it gets no requests
-            self._logger.error("a canary can't be rolled back", api=record.name, revision=trial.number, error=error)
+            await self._roll_back(record.name, trial.old_number, trial.revision)
+        except CortexError as error:  # the old files are gone, for example; the new revision gets no requests
+            if self._failed_rollbacks.get(record.name) != trial.revision:
+                self._failed_rollbacks[record.name] = trial.revision
+                self._logger.error("a canary can't be rolled back", api=record.name, revision=trial.number, error=error)

@@ -20,12 +20,12 @@ is that of the windows before, so it is known before the requests that it judges
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cortex.config.schema import Api
+from cortex.config.schema import Api, CanaryConfig
 from cortex.config.values import fraction
 from cortex.operator.canary.evidence import Claim, CountWindow, Evidence, log_mean
 from cortex.operator.monitoring.prediction_summary import categories
@@ -35,7 +35,9 @@ Json = dict[str, Any]
 
 #: Quantiles of the latency that are compared.
 QUANTILES = {"p50": 0.5, "p99": 0.99}
-#: Latencies of a new revision count from this time after its first replica was ready: caches are cold before.
+#: Number of properties without that of predictions: errors, and the quantiles.
+PROPERTIES = 1 + len(QUANTILES)
+#: Latencies of a new revision count from this time after its first responses: caches are cold before.
 WARM_UP_S = 30.0
 #: Requests that are slow together, because one pause of a process delays all that are inside or wait.
 SLOW_TOGETHER = 2.0
@@ -61,10 +63,11 @@ class RevisionNumbers:
     errors: int = 0
     durations: Mapping[float, int] = field(default_factory=dict)  #: by upper bound in seconds
     classes: Mapping[str, int] = field(default_factory=dict)
+    replicas: Collection[str] = frozenset()  #: ids of those that counted
 
     @classmethod
-    def of(cls, series: Mapping[str, float]) -> RevisionNumbers:
-        """Return the numbers in the series of `replica.monitoring.metrics`."""
+    def of(cls, series: Mapping[str, float], replicas: Collection[str] = frozenset()) -> RevisionNumbers:
+        """Return the numbers in the series of `replica.monitoring.metrics`, merged over `replicas`."""
         requests = errors = 0
         durations: dict[float, int] = {}
         for key, value in series.items():
@@ -78,7 +81,7 @@ class RevisionNumbers:
                 errors += int(value) if code >= "400" and code != _DISCONNECTED else 0
             elif parsed.kind is SeriesKind.BUCKET:
                 durations[float(labels.get("le", "inf"))] = int(value)
-        return cls(requests, errors, durations, categories(series, counts_classes=True))
+        return cls(requests, errors, durations, categories(series, counts_classes=True), replicas)
 
     def since(self, before: RevisionNumbers) -> RevisionNumbers | None:
         """Return the difference; None if a replica has ended, whose numbers are missing now."""
@@ -86,7 +89,8 @@ class RevisionNumbers:
         classes = _difference(self.classes, before.classes)
         requests, errors = self.requests - before.requests, self.errors - before.errors
         counts = (requests, errors, *durations.values(), *classes.values())
-        return None if any(count < 0 for count in counts) else RevisionNumbers(requests, errors, durations, classes)
+        has_ended = any(replica not in self.replicas for replica in before.replicas) or min(counts) < 0
+        return None if has_ended else RevisionNumbers(requests, errors, durations, classes)
 
     def slower_than(self, bound: float) -> int:
         """Count the requests that took longer than one of the bounds."""
@@ -150,6 +154,7 @@ class Judge:
     def __init__(self, api: Api) -> None:
         canary = api.update_strategy.canary
         assert canary is not None
+        self._tolerances = _tolerances(canary)
         self._confidence = canary.confidence
         self._latency = 1 + fraction(canary.max_latency_increase)
         shift = canary.max_prediction_shift
@@ -161,6 +166,10 @@ class Judge:
         self._fewer: dict[str, Comparison] = {}
         self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
 
+    def judges_by(self, canary: CanaryConfig) -> bool:
+        """Return whether the evidence is about these tolerances; with others, it must begin anew."""
+        return self._tolerances == _tolerances(canary)
+
     def observe(self, old: RevisionNumbers, new: RevisionNumbers, is_warm: bool) -> None:
         """Add one window: the numbers of both revisions since the last one. `is_warm`: latencies are comparable."""
         self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
@@ -171,8 +180,7 @@ class Judge:
 
     def findings(self) -> list[PropertyFinding]:
         """Return what is known about each property."""
-        parts = 1 + len(self._slow) + (self._shift is not None)
-        worse, not_worse = math.log(parts / (1 - self._confidence)), math.log(1 / (1 - self._confidence))
+        worse, not_worse = needed_evidence(PROPERTIES + (self._shift is not None), self._confidence)
         found = [_finding("errors", self._errors, worse, not_worse)]
         found += [_finding(name, each, worse, not_worse) for name, each in self._slow.items()]
         if self._shift is not None:
@@ -212,7 +220,8 @@ class Judge:
         is_worse = bool(logs) and log_mean([*logs, *([0.0] * (2 * MAX_CLASSES - len(logs)))]) >= worse
         is_fine = bool(compared) and min(each.beyond.log for each in compared) >= not_worse
         finding = Finding.WORSE if is_worse else Finding.NOT_WORSE if is_fine else Finding.UNKNOWN
-        missing = max((each.missing(not_worse) for each in compared if each.beyond.log < not_worse), default=0.0)
+        unknown = [] if is_worse else [each for each in compared if each.beyond.log < not_worse]
+        missing = max((each.missing(not_worse) for each in unknown), default=0.0)
         name, most = max(
             self._more.items(),
             key=lambda item: abs(_rate(item[1].new, item[1].new_of) - _rate(item[1].old, item[1].old_of)),
@@ -228,6 +237,7 @@ class Judge:
     def dump(self) -> Json:
         """Return the JSON form of the state."""
         return {
+            "tolerances": self._tolerances,
             "errors": asdict(self._errors),
             "slow": {name: asdict(each) for name, each in self._slow.items()},
             "more": {name: asdict(each) for name, each in self._more.items()},
@@ -236,12 +246,22 @@ class Judge:
         }
 
     def load(self, data: Json) -> None:
-        """Continue from the JSON form. Raises: KeyError, TypeError, ValueError for anything else."""
+        """Continue from the JSON form, unless it has other tolerances.
+
+        Raises: KeyError, TypeError, ValueError for anything else.
+        """
+        if data["tolerances"] != self._tolerances:
+            return
         self._errors = _load(data["errors"])
         self._slow = {name: _load(each) for name, each in data["slow"].items()}
         self._more = {name: _load(each) for name, each in data["more"].items()}
         self._fewer = {name: _load(each) for name, each in data["fewer"].items()}
         self._durations = {float(bound): int(count) for bound, count in data["durations"].items()}
+
+
+def needed_evidence(properties: int, confidence: float) -> tuple[float, float]:
+    """Return the logarithms of the evidence to find one of the properties worse, and to find it not worse."""
+    return math.log(properties / (1 - confidence)), math.log(1 / (1 - confidence))
 
 
 def overall(findings: Iterable[PropertyFinding]) -> Finding:
@@ -250,6 +270,10 @@ def overall(findings: Iterable[PropertyFinding]) -> Finding:
     if Finding.WORSE in found:
         return Finding.WORSE
     return Finding.UNKNOWN if Finding.UNKNOWN in found else Finding.NOT_WORSE
+
+
+def _tolerances(canary: CanaryConfig) -> list[Any]:
+    return [canary.max_error_increase, canary.max_latency_increase, canary.max_prediction_shift, canary.confidence]
 
 
 def _finding(name: str, comparison: Comparison, worse: float, not_worse: float) -> PropertyFinding:

@@ -1,7 +1,8 @@
 """Simulate how soon a regression of a new version is noticed when it gets a share of the traffic. Pure.
 
 Requests arrive as in a trace. Each one goes to the new version with a fixed probability, and has the observed property,
-such as an error or a latency above the threshold, with the rate of its version. `evidence` judges the counts.
+such as an error or a latency above the threshold, with the rate of its version. `evidence` judges the counts, as
+strictly as a `Judge` without predictions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import NormalDist
 
 from cortex.operator.autoscaling.traffic import Trace
 from cortex.operator.canary.evidence import Claim, CountWindow, Evidence
+from cortex.operator.canary.judge import PROPERTIES, SLOW_TOGETHER, needed_evidence
 
 #: Quantile of the old version's latency above which requests count as slow.
 SLOW_QUANTILE = 0.99
@@ -27,6 +29,7 @@ class Regression:
     old_rate: float
     new_rate: float
     margin: float
+    cluster: float = 1.0  #: requests that have the property together
 
     @property
     def is_worse(self) -> bool:
@@ -36,7 +39,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class CanaryPlan:
-    """How a new version is tried."""
+    """Settings of a simulated trial."""
 
     share: float  #: of the requests that it gets, above 0 and below 1
     confidence: float = 0.99
@@ -78,7 +81,7 @@ def slow_rates(increase: float, margin: float, cv: float) -> Regression:
     normal = NormalDist()
     deviation = math.sqrt(math.log(1 + cv * cv))
     limit = normal.inv_cdf(SLOW_QUANTILE) + math.log((1 + margin) / (1 + increase)) / deviation
-    return Regression(1 - SLOW_QUANTILE, 1 - normal.cdf(limit), 0.0)
+    return Regression(1 - SLOW_QUANTILE, 1 - normal.cdf(limit), 0.0, SLOW_TOGETHER)
 
 
 def simulate_canary(regression: Regression, plan: CanaryPlan, trace: Trace, trials: int, seed: int) -> TrialSummary:
@@ -100,9 +103,9 @@ def simulate_canary(regression: Regression, plan: CanaryPlan, trace: Trace, tria
 
 
 def _trial(regression: Regression, plan: CanaryPlan, trace: Trace, generator: random.Random) -> SimulatedVerdict | None:
-    needed = math.log(1 / (1 - plan.confidence))
-    within = Evidence(Claim.AT_MOST, regression.margin, rate=regression.old_rate)
-    beyond = Evidence(Claim.AT_LEAST, regression.margin, rate=regression.old_rate)
+    worse, not_worse = needed_evidence(PROPERTIES, plan.confidence)
+    within = Evidence(Claim.AT_MOST, regression.margin, regression.cluster, regression.old_rate)
+    beyond = Evidence(Claim.AT_LEAST, regression.margin, regression.cluster, regression.old_rate)
     time_s, requests = 0.0, 0
     while time_s < trace.duration_s:
         end_s = min(time_s + plan.window_s, trace.duration_s)
@@ -114,8 +117,8 @@ def _trial(regression: Regression, plan: CanaryPlan, trace: Trace, generator: ra
         within.observe(window)
         beyond.observe(window)
         time_s, requests = end_s, requests + nb
-        if within.log >= needed or beyond.log >= needed:
-            return SimulatedVerdict(within.log >= needed, time_s, requests)
+        if within.log >= worse or beyond.log >= not_worse:
+            return SimulatedVerdict(within.log >= worse, time_s, requests)
     return None
 
 

@@ -105,6 +105,8 @@ class Trials:
         known = self._known.get(record.name)
         if known is None or known[0].revision != record.revision:
             known = self._known[record.name] = self._load(record) or self._begin(record)
+        elif not known[1].judges_by(config):  # patched
+            known = self._known[record.name] = known[0], Judge(record.spec)
         return known
 
     def percents(self, records: Iterable[ApiRecord]) -> dict[str, int]:
@@ -154,9 +156,12 @@ class Trials:
         if data.get("revision") != record.revision:
             return None
         judge = Judge(record.spec)
-        judge.load(data["judge"])
-        values = {each.name: data[each.name] for each in fields(Trial)}
-        return Trial(**{**values, "outcome": TrialOutcome(data["outcome"])}), judge
+        values = {each.name: data[each.name] for each in fields(Trial) if each.name in data}
+        try:
+            judge.load(data["judge"])
+            return Trial(**{**values, "outcome": TrialOutcome(data["outcome"])}), judge
+        except (KeyError, TypeError, ValueError):
+            return None  # another version of cortex stored it; the trial begins anew
 
     def _begin(self, record: ApiRecord) -> tuple[Trial, Judge]:
         serving = record.serving

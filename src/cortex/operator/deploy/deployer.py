@@ -128,14 +128,19 @@ class Deployer:
                 changes += [change] if change else []
             return self._write(results, await self._describe(changes, None, "patch", by), [])
 
-    async def rollback(self, name: str, number: int | None = None, force: bool = False, by: str = "") -> DeployResult:
+    async def rollback(
+        self, name: str, number: int | None = None, force: bool = False, by: str = "", only_from: str = ""
+    ) -> DeployResult:
         """Deploy an entry of an API's history again; without `number`, the one that was live before the newest.
 
         During an update, `force` is required unless the entry is the one that serves: then this cancels the update.
-        Raises: NotFoundError; ConflictError if it is updating, or clashes with the other APIs of today.
+        Raises: NotFoundError; ConflictError if it is updating, clashes with the other APIs of today, or its newest
+        revision is not `only_from`, if that is given.
         """
         async with self._lock:
             record = self._require(name)
+            if only_from and record.revision != only_from:  # a deploy had the lock until now
+                raise ConflictError(f"{name} was deployed again")
             entry = _choose(record, self._store.history(name), number)
             target = Target(entry.revision, entry.spec, entry.project_hash)
             label = _label(entry.spec)

@@ -62,12 +62,13 @@ class MetricTotals:
                 names = [name for name in names if not without.startswith(_parse_id(name)[1])]
             return merge_series([self._store.totals(api), *(read_folder(self._folder / name) for name in names)])
 
-    def of_revision(self, api: str, revision: str) -> dict[str, float]:
-        """Return the numbers of the running replicas of one revision, which miss those of ended ones."""
-        names = [
-            name for name in self._names() if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
-        ]
-        return merge_series(read_folder(self._folder / name) for name in names)
+    def of_revision(self, api: str, revision: str) -> dict[str, dict[str, float]]:
+        """Return the numbers of the running replicas of one revision, by the id of the replica."""
+        return {
+            name: read_folder(self._folder / name)
+            for name in self._names()
+            if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
+        }
 
     def folders(self, api: str) -> list[Path]:
         """Return the folders of the API's replicas that have not ended."""
