@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from cortex.lifecycle import AuditResult
 from cortex.state.database import Where, open_state
-from cortex.state.queries.audit import AuditEntry, AuditStore
+from cortex.state.queries.audit import AuditEntry, AuditFilter, AuditStore
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -35,8 +35,20 @@ def test_entries_are_returned_newest_first_and_by_api_and_time(engine: Engine) -
     store.add(entries[3:])
     assert list(store.entries()) == entries[::-1]
     assert list(store.entries(limit=2)) == [entries[3], entries[2]]
-    assert list(store.entries(api="iris")) == [entries[3], entries[0]]
-    assert list(store.entries(since=START + timedelta(seconds=3))) == [entries[3], entries[2]]
+    assert list(store.entries(AuditFilter(api="iris"))) == [entries[3], entries[0]]
+    assert list(store.entries(AuditFilter(since=START + timedelta(seconds=3)))) == [entries[3], entries[2]]
+
+
+def test_entries_are_filtered_and_continue_after_a_page(engine: Engine) -> None:
+    store = AuditStore(engine)
+    entries = [entry(1), entry(2, token="ops"), entry(3, "delete"), entry(4, token=None), entry(5)]
+    store.add(entries)
+    assert list(store.entries(AuditFilter(token="ci"))) == [entries[4], entries[2], entries[0]]
+    assert list(store.entries(AuditFilter(token="ci", action="delete"))) == [entries[2]]
+    first = store.entries(limit=2)
+    second = store.entries(AuditFilter(before=first[-1].number), limit=2)
+    assert [*first, *second] == entries[:0:-1]
+    assert list(store.entries(AuditFilter(before=second[-1].number))) == [entries[0]]
 
 
 def test_the_newest_entries_of_each_action_are_kept(engine: Engine) -> None:

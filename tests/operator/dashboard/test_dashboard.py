@@ -117,6 +117,9 @@ PAGES = [
     "/dashboard/apis/iris/logs",
     "/dashboard/apis/iris/configuration",
     "/dashboard/apis/iris/history",
+    "/dashboard/keys",
+    "/dashboard/tokens",
+    "/dashboard/audit",
 ]
 
 
@@ -149,7 +152,7 @@ def test_each_page_and_each_button_needs_a_scope(operator: RunningOperator) -> N
     reader = sign_in(operator, token_of(operator, b'{"scope": "read"}'))
     csrf = reader.csrf
     for route, access in DASHBOARD_ROUTES.items():
-        method, path = route.replace("{api}", "iris").split()
+        method, path = re.sub(r"{\w+}", "iris", route).split()
         if path.endswith("/sign-out"):
             continue
         answer = reader.get(path) if method == "GET" else reader.post(path, csrf=csrf)
@@ -187,7 +190,7 @@ def test_the_cookie_opens_the_dashboard_only(admin: Visitor) -> None:
     assert admin.get("/dashboardx").status == 401
 
 
-CHANGES = [route.split()[1].replace("{api}", "iris") for route in DASHBOARD_ROUTES if route.startswith("POST")]
+CHANGES = [re.sub(r"{\w+}", "iris", route.split()[1]) for route in DASHBOARD_ROUTES if route.startswith("POST")]
 
 
 @pytest.mark.parametrize("path", CHANGES)

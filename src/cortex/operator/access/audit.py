@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cortex.lifecycle import AuditResult
 from cortex.operator.access.scopes import RequestedRoute, find_route
 from cortex.operator.access.tokens import Principal
-from cortex.state.queries.audit import AuditEntry, AuditStore
+from cortex.state.queries.audit import AuditEntry, AuditFilter, AuditStore
 from cortex.telemetry import Logger
 
 _MAX_DETAIL = 500
@@ -64,9 +64,13 @@ class AuditLog:
             except Exception as error:
                 self._logger.error("audit log can't be written", error=error, entries=[str(entry) for entry in batch])
 
+    async def find(self, wanted: AuditFilter, limit: int) -> Sequence[AuditEntry]:
+        """Return the latest entries that match, the newest first."""
+        return await asyncio.to_thread(self._store.entries, wanted, limit)
+
     async def entries(self, api: str | None, since: datetime | None, limit: int) -> list[dict[str, Any]]:
         """Return the latest entries as JSON, the newest first."""
-        found = await asyncio.to_thread(self._store.entries, api, since, limit)
+        found = await self.find(AuditFilter(api, since), limit)
         return [
             {
                 "at": entry.at.isoformat(),

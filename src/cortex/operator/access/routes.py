@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -46,16 +47,12 @@ def key_routes(keys: Keys) -> APIRouter:
     @router.post("")
     async def create_key(new: NewKey, request: Request) -> Json:
         """Create a key that is valid on return; only this response contains it."""
-        key = await keys.create(new.name, new.apis)
-        record_change(request, f"{key['id']} ({key['name']}) for {', '.join(key['apis']) or 'all APIs'}")
-        return key
+        return await create_recorded_key(request, keys, new.name, new.apis)
 
     @router.delete("/{key_id}")
     async def revoke_key(key_id: str, request: Request) -> Json:
         """Revoke a key: new requests with it are rejected."""
-        key = await keys.revoke(key_id)
-        record_change(request, f"{key['id']} ({key['name']})")
-        return key
+        return await revoke_recorded_key(request, keys, key_id)
 
     return router
 
@@ -72,17 +69,12 @@ def token_routes(tokens: Tokens) -> APIRouter:
     @router.post("")
     async def create_token(new: NewToken, request: Request) -> Json:
         """Create a token that is valid on return; only this response contains it."""
-        token = await tokens.create(new.name, new.scope, new.api, new.expires_in_s)
-        expiry = f", expires {token['expires_at'][:19]}" if token["expires_at"] else ""
-        record_change(request, f"{token['id']} ({token['name']}), scope {token['scope']}{expiry}", token["api"])
-        return token
+        return await create_recorded_token(request, tokens, new)
 
     @router.delete("/{token_id}")
     async def revoke_token(token_id: str, request: Request) -> Json:
         """Revoke the token with this id or name: requests with it are rejected."""
-        token = await tokens.revoke(token_id)
-        record_change(request, f"{token['id']} ({token['name']}), scope {token['scope']}", token["api"])
-        return token
+        return await revoke_recorded_token(request, tokens, token_id)
 
     return router
 
@@ -103,3 +95,35 @@ def audit_routes(log: AuditLog) -> APIRouter:
         return await log.entries(api, since, limit)
 
     return router
+
+
+# Changes with their entries in the audit log, also for the dashboard.
+
+
+async def create_recorded_key(request: Request, keys: Keys, name: str, apis: Sequence[str]) -> Json:
+    """Create a key as `Keys.create` does."""
+    key = await keys.create(name, apis)
+    record_change(request, f"{key['id']} ({key['name']}) for {', '.join(key['apis']) or 'all APIs'}")
+    return key
+
+
+async def revoke_recorded_key(request: Request, keys: Keys, key_id: str) -> Json:
+    """Revoke a key as `Keys.revoke` does."""
+    key = await keys.revoke(key_id)
+    record_change(request, f"{key['id']} ({key['name']})")
+    return key
+
+
+async def create_recorded_token(request: Request, tokens: Tokens, new: NewToken) -> Json:
+    """Create a token as `Tokens.create` does."""
+    token = await tokens.create(new.name, new.scope, new.api, new.expires_in_s)
+    expiry = f", expires {token['expires_at'][:19]}" if token["expires_at"] else ""
+    record_change(request, f"{token['id']} ({token['name']}), scope {token['scope']}{expiry}", token["api"])
+    return token
+
+
+async def revoke_recorded_token(request: Request, tokens: Tokens, token_id: str) -> Json:
+    """Revoke a token as `Tokens.revoke` does."""
+    token = await tokens.revoke(token_id)
+    record_change(request, f"{token['id']} ({token['name']}), scope {token['scope']}", token["api"])
+    return token

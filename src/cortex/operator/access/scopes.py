@@ -92,7 +92,17 @@ DASHBOARD_ROUTES: Mapping[str, Access] = {
     "POST /dashboard/apis/{api}/refresh": _deploy("refresh"),
     "GET /dashboard/apis/{api}/console": _deploy(""),
     "POST /dashboard/apis/{api}/console": _deploy(""),
+    "GET /dashboard/keys": _ADMIN,
+    "POST /dashboard/keys": Access(TokenScope.ADMIN, "create key"),
+    "POST /dashboard/keys/{key_id}/revoke": Access(TokenScope.ADMIN, "revoke key"),
+    "GET /dashboard/tokens": _ADMIN,
+    "POST /dashboard/tokens": Access(TokenScope.ADMIN, "create token"),
+    "POST /dashboard/tokens/{token_id}/revoke": Access(TokenScope.ADMIN, "revoke token"),
+    "GET /dashboard/audit": _ADMIN,
 }
+
+#: All actions in the audit log.
+CHANGES = sorted({access.change for access in {**ROUTES, **DASHBOARD_ROUTES}.values() if access.change})
 
 
 @dataclass(frozen=True)

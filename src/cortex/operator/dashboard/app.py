@@ -6,6 +6,7 @@ template; an item of `NAVIGATION` (`rendering.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError
 from cortex.operator.access.auth import caller_of
+from cortex.operator.dashboard.pages.access import audit_pages, key_pages, token_pages
 from cortex.operator.dashboard.pages.apis import api_pages
 from cortex.operator.dashboard.pages.console import console_pages
 from cortex.operator.dashboard.pages.logs import log_pages
@@ -41,15 +43,27 @@ def code_routes(sessions: Sessions) -> APIRouter:
 
 def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> ASGIApp:
     """Return the application; mount it at `PREFIX`."""
-    url = urlsplit(services.identity.url)
-    pages = Pages(url.netloc)
-    cookie = f"cortex_{url.port}"  # cookies do not distinguish ports, and one host may have several operators
+    pages = Pages(urlsplit(services.identity.url).netloc)
+    routers = (
+        api_pages(services, pages),
+        log_pages(services, pages),
+        revision_pages(services, pages),
+        console_pages(services, pages),
+        key_pages(services.keys, services.apis, pages),
+        token_pages(services.tokens, services.apis, pages),
+        audit_pages(services.audit_log, pages),
+    )
+    return with_sessions(routers, services.identity.url, sessions, pages, logger)
+
+
+def with_sessions(routers: Iterable[APIRouter], url: str, sessions: Sessions, pages: Pages, logger: Logger) -> ASGIApp:
+    """Return an application of pages for browsers that are signed in; `url` is the operator's."""
+    parts = urlsplit(url)
+    cookie = f"cortex_{parts.port}"  # cookies do not distinguish ports, and one host may have several operators
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.include_router(_session_routes(sessions, pages, cookie, is_secure=url.scheme == "https"))
-    app.include_router(api_pages(services, pages))
-    app.include_router(log_pages(services, pages))
-    app.include_router(revision_pages(services, pages))
-    app.include_router(console_pages(services, pages))
+    app.include_router(_session_routes(sessions, pages, cookie, is_secure=parts.scheme == "https"))
+    for router in routers:
+        app.include_router(router)
     _add_error_pages(app, pages, logger)
     return DashboardSecurity(app, sessions, cookie, pages.error)
 

@@ -44,7 +44,12 @@ class NavigationItem:
 
 
 #: The navigation, in its order.
-NAVIGATION = (NavigationItem("APIs", f"{PREFIX}/", f"{PREFIX}/apis/"),)
+NAVIGATION = (
+    NavigationItem("APIs", f"{PREFIX}/", f"{PREFIX}/apis/"),
+    NavigationItem("API keys", f"{PREFIX}/keys", f"{PREFIX}/keys/"),
+    NavigationItem("Tokens", f"{PREFIX}/tokens", f"{PREFIX}/tokens/"),
+    NavigationItem("Audit", f"{PREFIX}/audit"),
+)
 
 
 class Pages:

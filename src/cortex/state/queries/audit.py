@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from sqlalchemy import Engine, delete, func, insert, select
@@ -30,6 +30,18 @@ class AuditEntry:
     api: str | None  #: None: the change concerns no API
     result: AuditResult
     detail: str  #: what exactly, or why not
+    number: int = field(default=0, compare=False)  #: ascending; 0: not stored yet
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Entries to return: those that match all of these; None matches any."""
+
+    api: str | None = None
+    since: datetime | None = None
+    token: str | None = None
+    action: str | None = None
+    before: int | None = None  #: entries with a smaller number, for the next page
 
 
 class AuditStore:
@@ -47,6 +59,8 @@ class AuditStore:
     def add(self, entries: Sequence[AuditEntry]) -> None:
         """Append entries, and delete old ones from time to time."""
         rows = [asdict(entry) | {"at": entry.at.timestamp()} for entry in entries]
+        for row in rows:
+            del row["number"]
         with self._engine.begin() as connection:
             connection.execute(insert(audit_log), rows)
             if self._added % self._entries_per_cleanup + len(rows) >= self._entries_per_cleanup or self._added == 0:
@@ -59,13 +73,18 @@ class AuditStore:
                 connection.execute(delete(audit_log).where(columns.number.in_(old)))
         self._added += len(rows)
 
-    def entries(self, api: str | None = None, since: datetime | None = None, limit: int = 100) -> Sequence[AuditEntry]:
-        """Return the latest entries, the newest first; with `api` those of one API, with `since` those from then on."""
-        query = select(audit_log).order_by(audit_log.c.number.desc()).limit(limit)
-        if api is not None:
-            query = query.where(audit_log.c.api == api)
-        if since is not None:
-            query = query.where(audit_log.c.at >= since.timestamp())
+    def entries(self, wanted: AuditFilter = AuditFilter(), limit: int = 100) -> Sequence[AuditEntry]:  # noqa: B008
+        """Return the latest `limit` entries that match, the newest first."""
+        columns = audit_log.c
+        query = select(audit_log).order_by(columns.number.desc()).limit(limit)
+        equal = ((columns.api, wanted.api), (columns.token, wanted.token), (columns.action, wanted.action))
+        for column, value in equal:
+            if value is not None:
+                query = query.where(column == value)
+        if wanted.since is not None:
+            query = query.where(columns.at >= wanted.since.timestamp())
+        if wanted.before is not None:
+            query = query.where(columns.number < wanted.before)
         with self._reading.connect() as connection:
             return [
                 AuditEntry(
@@ -76,6 +95,7 @@ class AuditStore:
                     row.api,
                     AuditResult(row.result),
                     row.detail,
+                    row.number,
                 )
                 for row in connection.execute(query)
             ]
