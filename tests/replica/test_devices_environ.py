@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
 
+from cortex.processes.limits import thread_share
 from cortex.replica.devices import gpu_environ, process_environ
 from cortex.replica.spec import ReplicaSpec
+from cortex.replica.worker_process import set_environment
 
 SPEC = ReplicaSpec(
     id="iris-1",
@@ -51,3 +54,15 @@ def test_processes_share_the_cores_of_their_chip(processes: int) -> None:
 
 def test_no_cores_are_set_without_inferentia() -> None:
     assert process_environ(SPEC, 0) == {}
+
+
+def test_several_processes_share_the_processors_for_their_computations(monkeypatch) -> None:
+    one, two = SPEC, replace(SPEC, sockets=("/s-0", "/s-1"))
+    for spec, before, expected in [
+        (one, {}, None),
+        (two, {}, str(thread_share(2))),
+        (two, {"OMP_NUM_THREADS": "7"}, "7"),
+    ]:
+        monkeypatch.setattr("os.environ", dict(before))
+        set_environment(spec, 0)
+        assert os.environ.get("OMP_NUM_THREADS") == expected

@@ -55,7 +55,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "only with `type: tensorflow`: the TensorFlow Serving server that runs the models; `local` starts"
             " `tensorflow_model_server` from the `PATH`. `tensorflow_serving: serving.internal:8500`"
         ),
-        "handler.processes_per_replica": "processes per replica, each with its own object of the class",
+        "handler.processes_per_replica": (
+            "processes per replica, each with its own object of the class; several processes share the processors:"
+            " `OMP_NUM_THREADS` is set accordingly, unless `env` sets it"
+        ),
         "handler.threads_per_process": "simultaneous calls per process; `async def` methods need only one",
         "handler.preload": (
             "the class is constructed once per replica, and its processes are forked from that one: they share the"

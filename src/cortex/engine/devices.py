@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from cortex.errors import ComputeUnavailableError
+from cortex.processes.limits import usable_memory_bytes, usable_processors
 from cortex.replica.devices import CUDA_DEVICES
 from cortex.replica.spec import ReplicaSpec
 
@@ -62,7 +62,9 @@ async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR
     """Detect the resources of this machine, limited by `CUDA_VISIBLE_DEVICES` in `environ`. Never raises."""
     chips = await asyncio.to_thread(_chips, device_dir)
     inventory = Inventory(
-        chips=chips, cores=float(len(os.sched_getaffinity(0))), memory_bytes=psutil.virtual_memory().total
+        chips=chips,
+        cores=usable_processors(),
+        memory_bytes=usable_memory_bytes(psutil.virtual_memory().total),
     )
     try:
         found = parse_gpus(await query_gpus(environ, "index,uuid", _QUERY_TIMEOUT_S))

@@ -20,6 +20,7 @@ from typing import Any
 from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
 from cortex.payloads.signature import ApiSignature
+from cortex.processes.limits import thread_share
 from cortex.replica.channel import Channel, replace_surrogates
 from cortex.replica.devices import process_environ
 from cortex.replica.monitoring.metrics import MetricFile, process_file
@@ -72,6 +73,8 @@ def set_environment(spec: ReplicaSpec, index: int | None) -> None:
     os.environ["CORTEX_API_NAME"] = spec.api
     os.environ["CORTEX_REPLICA_ID"] = spec.id
     os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
+    if len(spec.sockets) > 1:  # each process would compute with as many threads as there are processors
+        os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(len(spec.sockets))))
     if index is not None:
         os.environ["CORTEX_PROCESS_INDEX"] = str(index)
         os.environ |= process_environ(spec, index)

@@ -267,7 +267,7 @@ def _compute_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
     cpu, mem = api.compute.cpu or 0.0, api.compute.mem or 0
     fix = "lower it, or deploy to another machine"
     if devices.cores and cpu > devices.cores:
-        yield Violation(("compute.cpu",), f"{cpu:g}: this machine has {_count(int(devices.cores), 'core')}", fix)
+        yield Violation(("compute.cpu",), f"{cpu:g}: this machine has {_count(devices.cores, 'core')}", fix)
     if devices.memory_bytes and mem > devices.memory_bytes:
         has = f"{devices.memory_bytes / _GIB:.1f} GiB of memory"
         yield Violation(("compute.mem",), f"{mem / _GIB:.1f} GiB: this machine has {has}", fix)
@@ -279,5 +279,5 @@ def _compute_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
         yield Violation(("compute.inf",), f"{inf}: this machine has {has}", "remove it, or deploy to another machine")
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' if number != 1 else ''}"
+def _count(number: float, name: str) -> str:
+    return f"{number:g} {name}{'s' if number != 1 else ''}"

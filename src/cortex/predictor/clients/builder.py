@@ -25,6 +25,7 @@ from cortex.models.loader import LoadEvents, ModelFetcher, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource, Version
 from cortex.predictor.importing import suggest_requirement
+from cortex.processes.limits import thread_share
 
 if TYPE_CHECKING:
     from cortex.predictor.clients.tensorflow import TensorFlowBackend
@@ -131,7 +132,7 @@ def _python(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
 def _onnx(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
 
-    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(len(spec.sockets), count))
+    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(thread_share(len(spec.sockets)), count))
     registry = registry_of(loader)
     client = onnx.OnnxClient(registry, loader)
     return Clients(registry, client, client.describe)
@@ -159,19 +160,18 @@ def _tensorflow(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients
 def _model(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.estimators.loader import DetectedLoader  # noqa: PLC0415 - other types do not need it
 
-    threads = choose_threads(len(spec.sockets), count)
+    threads = choose_threads(thread_share(len(spec.sockets)), count)
     loader = DetectedLoader(spec.trusts_pickle, threads, bool(spec.gpu_ids), spec.tensorflow_serving)
     registry = registry_of(loader)
     return Clients(registry, None, registry.describe, stop=loader.close)
 
 
-def choose_threads(processes: int, models: int) -> int:
-    """Return the number of threads of one model: OMP_NUM_THREADS if set, or a fair share of the processors."""
+def choose_threads(share: int, models: int) -> int:
+    """Return the number of threads of one model: OMP_NUM_THREADS if set, else the process's share or less."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
+    if wanted.isdigit() and int(wanted) not in (0, share):  # workers set it to the share, see `set_environment`
         return int(wanted)
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(processors // max(processes, 1), _MAX_THREADS // max(models, 1)))
+    return max(1, min(share, _MAX_THREADS // max(models, 1)))
 
 
 def is_external(tensorflow_serving: str | None) -> bool:
