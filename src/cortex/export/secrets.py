@@ -6,14 +6,12 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from cortex.config.masking import is_secret, mask_secrets
 from cortex.config.validate import CheckedFile
 from cortex.config.violations import Violation
 from cortex.errors import Diagnostic
-from cortex.operator.dashboard.masking import is_secret
 from cortex.projects.project import ProjectFiles
 
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_URL_WITH_PASSWORD = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 _INDEX_WITH_CREDENTIALS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s@]+@", re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*")
 _ALLOW = "or add `--allow-secret {}` if it is none"
@@ -54,9 +52,7 @@ def secret_paths(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
     elif isinstance(values, list):
         for value in values:
             yield from secret_paths(value, path)
-    elif isinstance(values, str) and path and values.strip() and _is_secret(path[-1], values):
+    elif (
+        isinstance(values, str) and path and values.strip() and (is_secret(path[-1]) or mask_secrets(values) != values)
+    ):
         yield path
-
-
-def _is_secret(key: str, value: str) -> bool:
-    return bool(is_secret(key) or _PRIVATE_KEY.search(value) or _URL_WITH_PASSWORD.search(value))

@@ -52,6 +52,18 @@ def test_never_shows_values_of_environment_variables() -> None:
     ]
 
 
+def test_never_shows_secrets_of_the_configuration() -> None:
+    old = {"token": "a", "db": {"password": "a", "url": f"postgresql://ada:{'x' * 80}@db"}, "gone_secret": "a"}
+    new = {"token": "b", "db": {"password": "b", "url": "postgresql://ada:hunter2@db"}, "api_key": "b"}
+    assert list(spec_changes(api({"config": old}), api({"config": new}))) == [
+        "handler.config.token: changed",
+        "handler.config.db.password: changed",
+        "handler.config.db.url: postgresql://ada:********@db → postgresql://ada:********@db",
+        "handler.config.gone_secret: removed",
+        "handler.config.api_key: added",
+    ]
+
+
 def write(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         path = folder / name.replace("__", "/")

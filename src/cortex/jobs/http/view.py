@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from cortex.config.masking import MASK, mask_spec
 from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 from cortex.lifecycle import JobStatus
 
@@ -137,18 +138,14 @@ def _for_kind(record: JobRecord, data: Json) -> Json:
 
 
 def _api_spec(text: str) -> Json:
-    """Return a spec without the values of its environment variables, which may be secrets."""
     spec: Json = json.loads(text)
     spec.pop("as_written", None)
-    handler = spec.get("handler")
-    if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
-        handler["env"] = dict.fromkeys(handler["env"], "********")
-    return spec
+    return mask_spec(spec)
 
 
 def _masked(webhook: str | None) -> str | None:
     """Return scheme and host of a webhook; the rest of the URL may be a secret."""
-    return None if webhook is None else f"{urlsplit(webhook).scheme}://{urlsplit(webhook).hostname}/********"
+    return None if webhook is None else f"{urlsplit(webhook).scheme}://{urlsplit(webhook).hostname}/{MASK}"
 
 
 def _time(seconds: float | None) -> str | None:

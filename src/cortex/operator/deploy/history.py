@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.config.api_spec import api_spec
+from cortex.config.masking import is_secret_field, mask_secrets
 from cortex.config.schema import Api
 from cortex.projects.requirements import requirement_lines
 
@@ -18,8 +19,6 @@ _VALUE_CHARACTERS = 60
 _NAMES = 5
 #: Maximum number of lines per section.
 _LINES = 20
-#: Values of these fields may be secrets.
-_SECRETS = ("handler.env.", "predictor.env.", "definition.env.")
 _MISSING = object()
 
 
@@ -47,7 +46,7 @@ def spec_changes(before: Api, after: Api) -> Iterator[str]:
             continue
         if now is _MISSING:
             yield f"{field}: removed"
-        elif field.startswith(_SECRETS):
+        elif is_secret_field(field):
             yield f"{field}: {'added' if was is _MISSING else 'changed'}"
         elif was is _MISSING:
             yield f"{field}: {_shown(now)} (new)"
@@ -88,9 +87,9 @@ def _requirement_changes(before: Api, after: Api, folder_before: Path, folder_af
         if was == now:
             continue
         if was is None:
-            yield f"{file}: {now} (new)"
+            yield f"{file}: {mask_secrets(now)} (new)"
         else:
-            yield f"{file}: {was} → {now}" if now else f"{file}: {was} removed"
+            yield mask_secrets(f"{file}: {was} → {now}" if now else f"{file}: {was} removed")
 
 
 def _requirements(file: Path) -> dict[str, str]:
@@ -123,6 +122,7 @@ def _limited(lines: list[str], what: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
+    value = mask_secrets(value)
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 1]}…"

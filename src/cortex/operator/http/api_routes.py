@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
+from cortex.config.masking import mask_change, mask_spec
 from cortex.config.schema import Api
 from cortex.errors import GatewayError, InputError, NotFoundError, with_article
 from cortex.jobs.http.view import status_json
@@ -283,7 +284,7 @@ def describe_revision(entry: HistoryEntry, record: ApiRecord) -> Json:
         "deployed_at": entry.deployed_at.isoformat(),
         "deployed_by": entry.deployed_by or None,
         "project": entry.project_hash,
-        "changes": entry.changes,
+        "changes": [mask_change(line) for line in entry.changes],  # older versions stored secrets
         "live_at": entry.live_at.isoformat() if entry.live_at else None,
         "is_live": entry.number == record.live_number,
         "is_newest": entry.number == record.number,
@@ -291,9 +292,7 @@ def describe_revision(entry: HistoryEntry, record: ApiRecord) -> Json:
 
 
 def _without_secrets(spec: Api) -> Json:
-    """Return a spec with the values of its environment variables masked: they may be secrets."""
     data = spec.model_dump(mode="json", exclude={"as_written"})
     if spec.kind is ApiKind.SPLITTER:
         return {name: value for name, value in data.items() if name not in _CODE_SECTIONS}
-    data["handler"]["env"] = dict.fromkeys(data["handler"]["env"], "********")
-    return data
+    return mask_spec(data)

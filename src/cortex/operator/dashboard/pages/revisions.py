@@ -5,17 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from cortex.config.api_spec import api_spec
+from cortex.config.masking import mask_spec
 from cortex.errors import InputError
 from cortex.operator.access.audit import record_change
-from cortex.operator.dashboard.masking import MASK, mask_change, mask_secrets
 from cortex.operator.dashboard.pages.apis import api_row
 from cortex.operator.dashboard.rendering import Pages, done
 from cortex.operator.dashboard.security import PREFIX, form_of, session_of
 from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.http.api_routes import describe_revision
 from cortex.operator.http.services import Services
-
-_ENV = ("handler", "predictor", "definition")
 
 
 def revision_pages(services: Services, pages: Pages) -> APIRouter:
@@ -33,8 +31,8 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
             row=row,
             tab="configuration",
             record=record,
-            newest=_shown(api_spec(record.spec)),
-            serving=_shown(api_spec(serving.spec)) if serving else None,
+            newest=mask_spec(api_spec(record.spec)),
+            serving=mask_spec(api_spec(serving.spec)) if serving else None,
         )
 
     @router.get("/history")
@@ -42,8 +40,6 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
         """Show the revisions, the newest first."""
         row, record = await api_row(services, api), services.api(api)
         entries = [describe_revision(entry, record) for entry in services.apis.history(api)]
-        for entry in entries:
-            entry["changes"] = [mask_change(line) for line in entry["changes"]]
         return pages.page(request, "api_history.html", row=row, tab="history", entries=entries)
 
     @router.post("/rollback")
@@ -68,12 +64,3 @@ def _finish(request: Request, api: str, result: DeployResult) -> Response:
     if result.error:
         raise InputError(result.error)
     return done(request, f"{PREFIX}/apis/{api}", result.message)
-
-
-def _shown(spec: dict[str, object]) -> object:
-    """Return a spec as the user wrote it, with its secrets masked: those in `env`, and values of keys that say so."""
-    for section in _ENV:
-        handler = spec.get(section)
-        if isinstance(handler, dict) and isinstance(handler.get("env"), dict):
-            spec = spec | {section: handler | {"env": dict.fromkeys(handler["env"], MASK)}}
-    return mask_secrets(spec)

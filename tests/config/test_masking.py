@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.operator.dashboard.masking import MASK, is_secret, mask_change, mask_secrets
+from cortex.config.masking import MASK, is_secret, mask_change, mask_secrets, mask_spec
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,7 @@ def test_other_keys_are_not(key: str) -> None:
         ([{"a": {"password": 1}}], [{"a": {"password": MASK}}]),
         ("postgresql://ada:hunter2@db/x", f"postgresql://ada:{MASK}@db/x"),
         ({"url": "https://ada@host/a:b@c"}, {"url": "https://ada@host/a:b@c"}),
+        ({"pem": "-----BEGIN RSA PRIVATE KEY-----\nMII"}, {"pem": MASK}),
         (1.5, 1.5),
     ],
 )
@@ -96,7 +97,27 @@ def test_deep_values_are_masked_as_a_whole() -> None:
         ("compute.cpu: 0.2 → 0.5", "compute.cpu: 0.2 → 0.5"),
         ("handler.config.url: x → redis://:hunter2@host", f"handler.config.url: x → redis://:{MASK}@host"),
         ("files changed: token", "files changed: token"),
+        ("handler.config.token.inner: a → b", "handler.config.token.inner: changed"),
+        ("handler.config.token: removed", "handler.config.token: removed"),
+        ("schedule.submission.job.password: a → b", "schedule.submission.job.password: changed"),
+        ("networking.auth: none → api_key", "networking.auth: none → api_key"),
     ],
 )
 def test_changes_show_no_secrets(line: str, shown: str) -> None:
     assert mask_change(line) == shown
+
+
+def test_a_spec_shows_no_values_of_environment_variables_and_no_secrets_of_the_user() -> None:
+    spec = {
+        "name": "iris",
+        "predictor": {"path": "p.py", "env": {"A": "1"}, "config": {"n": 2, "db": {"password": "x"}}},
+        "networking": {"auth": "api_key"},
+        "schedule": {"cron": "* * * * *", "submission": {"token": "x", "workers": 1}},
+    }
+    assert mask_spec(spec) == {
+        "name": "iris",
+        "predictor": {"path": "p.py", "env": {"A": MASK}, "config": {"n": 2, "db": {"password": MASK}}},
+        "networking": {"auth": "api_key"},
+        "schedule": {"cron": "* * * * *", "submission": {"token": MASK, "workers": 1}},
+    }
+    assert mask_spec({"name": "split", "schedule": None}) == {"name": "split", "schedule": None}
