@@ -202,7 +202,7 @@ class Client(JobClient, AccessClient):
         return result
 
     def promote(self, api: str) -> dict[str, Any]:
-        """Let the newest revision of an API replace the old one before its trial as a canary ends.
+        """Promote the canary of an API: it replaces the old revision before its trial ends.
 
         Raises: NotFoundError; ConflictError if no revision is tried.
         """

@@ -521,7 +521,7 @@ def _steps(value: object) -> list[object]:
 
 
 class CanaryConfig(ConfigModel):
-    """How a new revision is tried beside the old one before it replaces it."""
+    """Trial of a new revision beside the old one before it replaces it."""
 
     null_means_default = frozenset({"max_prediction_shift"})
 

@@ -120,7 +120,7 @@ def serve(
 
 
 def _keep_freed_memory() -> None:
-    """Let the allocator keep enough freed memory for the bodies of requests and responses."""
+    """Configure the allocator to keep enough freed memory for the bodies of requests and responses."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # not musl
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -57,7 +57,7 @@ def enter_project(spec: ReplicaSpec, index: int | None) -> ReplicaSpec:
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, process `parent`, ends."""
+    """Arrange that the kernel kills this process when its parent, process `parent`, ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -81,7 +81,7 @@ def set_environment(spec: ReplicaSpec, index: int | None) -> None:
 
 
 def set_python_path(spec: ReplicaSpec) -> None:
-    """Let Python processes that user code starts import the project's modules."""
+    """Set PYTHONPATH, so that Python processes that user code starts can import the project's modules."""
     paths = [spec.project_dir]
     if spec.python_path:
         paths.append(str(Path(spec.project_dir) / spec.python_path))

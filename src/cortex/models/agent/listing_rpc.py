@@ -48,7 +48,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class ListRequest:
-    """Request a listing that began less than `newer_than_s` ago: a new one if none is younger than `max_age_s`."""
+    """Request for a listing that began less than `newer_than_s` ago: a new one if none is younger than `max_age_s`."""
 
     prefix: Prefix
     max_age_s: float

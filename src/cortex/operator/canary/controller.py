@@ -106,7 +106,7 @@ class CanaryController:
         present = self._apis.get(record.name)
         known = self._trials.of(present) if present is not None else None
         if present is None or known is None or known[0].revision != trial.revision:
-            return  # it was deployed anew or deleted meanwhile
+            return  # it was deployed again or deleted meanwhile
         record, before = present, known[0]
         if trial == before or not before.is_open:  # a person may have promoted it meanwhile
             return

@@ -57,7 +57,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True)
 class RevisionNumbers:
-    """What the replicas of one revision counted since they started."""
+    """Counts of the replicas of one revision since they started."""
 
     requests: int = 0
     errors: int = 0
@@ -133,7 +133,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PropertyFinding:
-    """What is known about one property."""
+    """Finding about one property, with the numbers behind it."""
 
     name: str
     finding: Finding
@@ -167,7 +167,7 @@ class Judge:
         self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
 
     def judges_by(self, canary: CanaryConfig) -> bool:
-        """Return whether the evidence is about these tolerances; with others, it must begin anew."""
+        """Return whether the evidence is about these tolerances; with others, it has to start over."""
         return self._tolerances == _tolerances(canary)
 
     def observe(self, old: RevisionNumbers, new: RevisionNumbers, is_warm: bool) -> None:

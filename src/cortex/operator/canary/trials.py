@@ -161,7 +161,7 @@ class Trials:
             judge.load(data["judge"])
             return Trial(**{**values, "outcome": TrialOutcome(data["outcome"])}), judge
         except (KeyError, TypeError, ValueError):
-            return None  # another version of cortex stored it; the trial begins anew
+            return None  # another version of cortex stored it; the trial starts over
 
     def _begin(self, record: ApiRecord) -> tuple[Trial, Judge]:
         serving = record.serving

@@ -37,7 +37,7 @@ from cortex.replica.worker_process import enter_project, open_metrics, report_fa
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """What a worker has of its supervisor besides its channel."""
+    """Resources that a worker inherits from its supervisor, besides its channel."""
 
     shared_state: SharedConnectionState
     inheritance: Inheritance

@@ -152,7 +152,7 @@ class RequestSpan:
         return [*(header for header in headers if header[0] not in names), *own]
 
     def leave(self) -> None:
-        """Let spans of user code in this context have no parent."""
+        """Detach this context from the span, so that later spans of user code have no parent."""
         attach(Context())
 
     def fail(self, error: BaseException) -> None:

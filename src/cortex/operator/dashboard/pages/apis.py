@@ -84,7 +84,7 @@ class ApiRow:
 
     @property
     def reason(self) -> str:
-        """Why the API is not live, or why it has fewer replicas than it should; empty if all is well."""
+        """Reason why the API is not live, or has fewer replicas than it should; empty without one."""
         failure = self.api["status"]["failure"]
         return str((failure or {}).get("message") or self.api["scaling_shortage"] or "")
 
