@@ -112,11 +112,11 @@ def test_a_worker_whose_event_loop_is_blocked_is_replaced() -> None:
                 time.sleep(payload["s"])
                 return {}
     """
-    with running_replica(source, timeout_s=2.0) as replica:
+    with running_replica(source, timeout_s=15) as replica:
         replica.wait_ready()
-        answer = replica.request({"s": 60})
+        answer = replica.request({"s": 60}, request_id=new_request_id(ago_s=12))
         assert answer.status == 504
-        replica.wait_ready()
+        wait_until(lambda: replica.wait_ready().processes[0].restarts == 1)
         assert replica.request({"s": 0}).status == 200
 
 

@@ -31,7 +31,7 @@ from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Out
 from cortex.replica.requests.inference_batching import InferenceCaller, joined_method
 from cortex.replica.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.replica.requests.payload import JSON, encode_json
-from cortex.replica.requests.runner import ASYNC_GRACE_NS, Runner
+from cortex.replica.requests.runner import Runner, blocked_grace_ns
 from cortex.replica.requests.streaming import ResponseStream, open_response
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, RequestLimits
@@ -107,6 +107,7 @@ class App:
         self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self._grace_ns = blocked_grace_ns(limits.timeout_s)
 
     def set_suspects(self, groups: Mapping[str, int]) -> None:
         """Bisect the requests of batches that killed a previous process; see `RequestBatcher.set_suspects`."""
@@ -189,7 +190,7 @@ class App:
             return
         self._running += 1
         if method.kind in ("async", "async_generator"):
-            connection.begin(deadline_ns + ASYNC_GRACE_NS)
+            connection.begin(deadline_ns + self._grace_ns)
             connection.started_ns = now_ns
             outcome = self._caller.call(connection, method)
             self._settle(connection, outcome, deadline_ns)

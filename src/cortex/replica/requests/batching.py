@@ -26,7 +26,7 @@ from cortex.replica.monitoring.metrics import BatchRecorder
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.requests.batch_timing import BatchTiming
 from cortex.replica.requests.calls import Arguments, Caller, FailedCall, Outcome
-from cortex.replica.requests.runner import ASYNC_GRACE_NS, Runner
+from cortex.replica.requests.runner import Runner, blocked_grace_ns
 from cortex.replica.spec import ReplicaSpec
 
 _NS_PER_S = 1_000_000_000
@@ -253,8 +253,9 @@ class RequestBatcher:
             return
         connections, earliest_ns = list(deadlines), min(deadlines.values())
         number = self._caller.next_number()
+        grace_ns = self._caller.grace_ns()
         for connection in connections:
-            connection.begin_batch(number, deadlines[connection] + (ASYNC_GRACE_NS if self._caller.is_async else 0))
+            connection.begin_batch(number, deadlines[connection] + grace_ns)
         self._recorder.record(len(connections), [now_ns - connection.batched_ns for connection in connections])
         batch = RequestBatch(connections, earliest_ns, now_ns, Bisection(connections, self._isolates))
         self._running += 1
@@ -402,6 +403,10 @@ class BatchCaller:
     def deadline_ns(self, connection: Connection) -> int:
         """Return the deadline of a request, monotonic."""
         return connection.arrived_ns + int(self._timeout_s() * _NS_PER_S)
+
+    def grace_ns(self) -> int:
+        """Return how long after the deadline of a request the supervisor ends the process."""
+        return blocked_grace_ns(self._timeout_s()) if self.is_async else 0
 
     def timed_out(self, when: str = "") -> FailedCall:
         """Return the outcome of a request whose deadline has passed."""
