@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.installations.command_line import CORTEX, cortex, environ
 from harness.installations.installation import Installation, installation, write_project
 from harness.ports import free_port
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 SOURCE = """
 class Handler:
@@ -49,10 +48,6 @@ CONFIG = """
 def running() -> Iterator[Installation]:
     with installation() as made:
         yield made
-
-
-def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def project(folder: Path, name: str, source: str = SOURCE) -> Path:
@@ -463,7 +458,7 @@ def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: 
         before = made.status()
         pids = [before["gateway"]["pid"], *(replica["pid"] for replica in before["replicas"])]
         os.kill(before["operator"]["pid"], signal.SIGKILL)
-        wait_until(lambda: not is_running(before["operator"]["pid"]))
+        wait_until(lambda: has_ended(before["operator"]["pid"]))
 
         left = made.status()
         assert left["operator"] is None
@@ -478,9 +473,9 @@ def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: 
         assert [replica["pid"] for replica in again["replicas"]] == pids[1:]
 
         os.kill(again["operator"]["pid"], signal.SIGKILL)
-        wait_until(lambda: not is_running(again["operator"]["pid"]))
+        wait_until(lambda: has_ended(again["operator"]["pid"]))
         assert cortex(made.home, "down").stdout == "stopped\n"
-        assert not [pid for pid in pids if is_running(pid)]
+        wait_until(lambda: all(map(has_ended, pids)))
         assert json.loads(cortex(made.home, "status", "-o", "json").stdout)["gateway"] is None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.connections import read_until
 from harness.installations.example_cases import EXAMPLES_DIR, with_what_is_installed
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
 from harness.replicas.applications import WebSocket
@@ -46,7 +47,7 @@ CONFIG = """
     - name: shop
       kind: RealtimeAPI
       handler: {type: asgi, path: handler.py, app: app}
-      networking: {timeout: 2s}
+      networking: {timeout: 8s}
 """
 
 
@@ -54,15 +55,6 @@ def connect(cortex: Installation) -> socket.socket:
     sock = socket.create_connection((cortex.host, cortex.gateway_port), PATIENCE_S)
     sock.settimeout(PATIENCE_S)
     return sock
-
-
-def read_until(sock: socket.socket, end: bytes) -> bytes:
-    received = b""
-    while not received.endswith(end):
-        data = sock.recv(65536)
-        assert data, received
-        received += data
-    return received
 
 
 def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Installation, tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.installations.example_cases import EXAMPLES_DIR
 from harness.installations.installation import Installation
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 
 def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Installation, tmp_path: Path) -> None:
@@ -52,4 +51,4 @@ def test_a_replica_without_its_supervisor_is_replaced_and_leaves_no_process(cort
     os.kill(replica["supervisor_pid"], signal.SIGKILL)
     wait_until(lambda: (now := cortex.pids("own-server")) and replica["pid"] not in now)
     wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
-    wait_until(lambda: not psutil.pid_exists(replica["pid"]))
+    wait_until(lambda: has_ended(replica["pid"]))

@@ -24,7 +24,7 @@ import pytest
 
 from harness.dev_terminal import DevTerminal
 from harness.installations.example_cases import EXAMPLES_DIR
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 HANDLER = """
 import os
@@ -260,7 +260,7 @@ def test_it_ends_with_an_error_if_the_project_has_a_mistake(project: Path) -> No
     edit(project, "type: python", "type: pythn", "cortex.yaml")
     with DevTerminal(project) as terminal:
         terminal.expect("1 mistake found")
-        wait_until(lambda: psutil.Process(terminal.pid).status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(terminal.pid))
 
 
 @pytest.mark.long

@@ -120,7 +120,7 @@ CONFIG = """
     - name: loop
       kind: RealtimeAPI
       handler: {type: python, path: on_loop.py, protobuf_path: loop.proto}
-      networking: {timeout: 2s}
+      networking: {timeout: 5s}
       readiness: sample.json
 """
 
@@ -201,13 +201,13 @@ def test_statuses_and_metadata_of_user_code(cortex: Installation, project: Path,
             assert "secret" not in error.details()
             request_id = dict(error.initial_metadata())["x-cortex-request-id"]
             assert "cortex logs numbers" in error.details()
-            assert request_id in log(cortex, "numbers")
-        assert "ValueError: secret" in log(cortex, "numbers")
+            wait_until(lambda request_id=request_id: request_id in log(cortex, "numbers"))  # type: ignore[misc]
+        wait_until(lambda: "ValueError: secret" in log(cortex, "numbers"))
         own = (("own-text", "a"), ("own-data-bin", b"\0\1"))
         text, call = numbers.Do.with_call(numbers.messages.module.Text(text="metadata"), metadata=own)
         assert text.text == repr(sorted(own))
         assert dict(call.initial_metadata())["first"] == "1"
-        assert 3.0 < float(numbers.do("time", timeout=4.0)) < 4.1
+        assert 10 < float(numbers.do("time", timeout=PATIENCE_S)) < PATIENCE_S + 1
         assert numbers.do("time", timeout=None) == "None"
         assert numbers.do("stub") == "NumbersStub"
         unknown = numbers.channel.unary_unary("/numbers.Numbers/Triple")
@@ -219,7 +219,7 @@ def test_statuses_and_metadata_of_user_code(cortex: Installation, project: Path,
         assert "no API has the path /other.Service/Call" in elsewhere.details()
     with client(cortex, tmp_path, "loop") as loop:
         assert failure(lambda: loop.do("abort")).code() is Code.ALREADY_EXISTS
-        assert failure(lambda: loop.do("wait", timeout=None)).details() == "timed out after 2 s"
+        assert failure(lambda: loop.do("wait", timeout=None)).details() == "timed out after 5 s"
 
 
 def test_a_call_ends_with_its_deadline_or_when_its_client_cancels_it(
@@ -392,7 +392,7 @@ def test_keys_are_metadata(cortex: Installation, project: Path, tmp_path: Path) 
         - name: keyed
           kind: RealtimeAPI
           handler: {type: python, path: handler.py, protobuf_path: protos/keyed.proto}
-          networking: {auth: api_key, timeout: 1s}
+          networking: {auth: api_key, timeout: 5s}
     """
     folder = write_numbers(tmp_path / "keyed", config)
     (folder / "protos").mkdir()
@@ -409,7 +409,7 @@ def test_keys_are_metadata(cortex: Installation, project: Path, tmp_path: Path) 
         assert failure(lambda: keyed.do("x", metadata=wrong)).code() is Code.PERMISSION_DENIED
         assert list(keyed.Count(keyed.number(2), metadata=metadata))
         late = failure(lambda: keyed.do("sleep", timeout=None, metadata=metadata))
-        assert (late.code(), late.details()) == (Code.DEADLINE_EXCEEDED, "timed out after 1 s")
+        assert (late.code(), late.details()) == (Code.DEADLINE_EXCEEDED, "timed out after 5 s")
 
 
 @pytest.mark.long

@@ -186,10 +186,10 @@ def test_batch_that_closes_foreign_descriptors_is_a_dead_letter_or_harmless(api:
 
 
 def test_batch_is_ended_at_its_timeout(api: BatchApi) -> None:
-    job = api.submit([1, {"do": "sleep", "s": 60}, 3], max_attempts=1, batch_timeout=1)
+    job = api.submit([1, {"do": "sleep", "s": 60}, 3], max_attempts=1, batch_timeout=4)
     assert api.ended(job, "completed_with_failures")["failed_attempts"] == 1
     (letter,) = api.dead_letters(job)
-    assert "timed out after 1 s" in letter["error"]
+    assert "timed out after 4 s" in letter["error"]
     assert api.returned(job) == [1, 3]
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.installations.batch_api import BatchApi
 from harness.installations.installation import Installation, installation
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 #: What the operator may use.
 CORES = len(os.sched_getaffinity(0))
@@ -105,9 +104,9 @@ def test_job_is_stopped_in_any_state(state: str, api: BatchApi, whole: BatchApi)
 @pytest.mark.parametrize("state", STATES)
 def test_job_times_out_in_any_state(state: str, api: BatchApi, whole: BatchApi) -> None:
     chosen = whole if state == "pending" else api
-    job = STATES[state](chosen, 3)
+    job = STATES[state](chosen, 6)
     status = chosen.ended(job, "timed_out", timeout_s=15)
-    assert "timed out after 3 s" in status["message"]
+    assert "timed out after 6 s" in status["message"]
     settled(chosen, job, state)
 
 
@@ -144,7 +143,7 @@ def test_upload_that_stalls_times_out(api: BatchApi) -> None:
 def settled(api: BatchApi, job: str, state: str) -> None:
     """Check a job that was ended: it has no running worker, no further calls, and the results it had."""
     pids = {int(note[-2]) for note in api.noted(job)}
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 20, f"workers {pids} of {job} are gone")
+    wait_until(lambda: all(map(has_ended, pids)), 20, f"workers {pids} of {job} are gone")
     calls = len(api.noted(job, "called"))
     assert calls == {"enqueuing": 0, "pending": 0, "running": 2, "completing": 2}[state]
     recorded = {"enqueuing": 0, "pending": 0, "running": (0, 1), "completing": 2}[state]
@@ -206,7 +205,7 @@ def test_deleting_an_api_deletes_its_jobs(cortex: Installation, tmp_path: Path) 
     cortex.cortex("delete", "deleted", "-f")
     assert cortex.post(f"/deleted?jobID={job}", method="GET").status == 404
     pids = {int(note[-2]) for note in [*notes, *api.noted(job, "constructed")]}
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 20)
+    wait_until(lambda: all(map(has_ended, pids)), 20)
     assert cortex.cortex("get", "deleted", job, check=False).returncode == 1
     left = cortex.home / "logs" / "deleted" / job
     assert not left.exists(), [(file.name, file.read_text()) for file in left.iterdir()]

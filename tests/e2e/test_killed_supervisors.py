@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.installations.installation import Installation, write_project
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 HANDLER = """
     import asyncio, os, pathlib, time
@@ -65,15 +64,8 @@ def wait_for_others(cortex: Installation, api: str, count: int, old: list[int]) 
     wait_until(are_there, timeout_s=60)
 
 
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def wait_until_ended(pids: list[int]) -> None:
-    wait_until(lambda: not any(map(runs, pids)), timeout_s=30)
+    wait_until(lambda: all(map(has_ended, pids)), timeout_s=30)
 
 
 def test_no_request_fails_when_one_of_two_is_killed(cortex: Installation, tmp_path: Path) -> None:
@@ -115,6 +107,6 @@ def test_down_ends_orphans(tmp_path_factory: pytest.TempPathFactory, cortex: Ins
         wait_until((folder / "inside").exists)
         orphans = kill_a_supervisor(cortex, "left")
         cortex.down()
-        assert not any(map(runs, orphans))
+        wait_until_ended(orphans)
         slow.exception()
     cortex.up()

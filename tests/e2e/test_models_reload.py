@@ -18,7 +18,7 @@ from harness.installations.installation import Installation, installation, serve
 from harness.models.model_makers import MAKERS, python_model
 from harness.servers.buckets import Bucket, RemoteBucket, all_kinds, variables
 from harness.servers.s3 import SwiftServer
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 RATE = 150
 POLL_S = 1.0
@@ -230,7 +230,7 @@ def test_models_that_can_not_be_loaded_leave_the_old_one_serving(api: Api) -> No
         assert api.number() == 1
         api.put("5", 5)
         api.wait_for(5)
-        wait_until(lambda: not psutil.pid_exists(int((api.loading / "4").read_text())), 10, "the hanging load is gone")
+        wait_until(lambda: has_ended(int((api.loading / "4").read_text())), 10, "the hanging load is gone")
     assert all_answered(summary) == {1, 5}
 
 

@@ -8,10 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.installations.installation import Installation, write_project
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 HANDLER = """
     import os, time
@@ -45,20 +43,13 @@ def kill(cortex: Installation, pid: int, gone: list[int]) -> None:
     """Kill a process under load, and wait until all four workers are there, without those in `gone`."""
     threading.Event().wait(LOADED_S)  # a load that must not be disturbed
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not runs(pid))
+    wait_until(lambda: has_ended(pid))
 
     def is_complete() -> bool:
         pids = {process["pid"] for process in ready(cortex)}
         return len(pids) == 4 and not pids & set(gone)
 
     wait_until(is_complete, timeout_s=60)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_only_requests_inside_a_killed_worker_fail(cortex: Installation, tmp_path: Path) -> None:

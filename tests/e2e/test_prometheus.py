@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, ROOT, Installation, write_project
-from harness.servers.prometheus import prometheus, require_prometheus
+from harness.requirements import require_programs
+from harness.servers.prometheus import prometheus
 from harness.wait import wait_until
 
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.long
 
 
 def test_each_alert_fires_for_its_failure_and_for_nothing_else(tmp_path: Path) -> None:
-    require_prometheus()
+    require_programs("Prometheus", "prometheus", "promtool")
     shutil.copy(MONITORING / "alerts.yml", tmp_path)
     shutil.copy(ROOT / "tests/fixtures/monitoring/alerts.test.yml", tmp_path)
     done = subprocess.run(
@@ -30,7 +31,7 @@ def test_each_alert_fires_for_its_failure_and_for_nothing_else(tmp_path: Path) -
 def test_prometheus_loads_the_rules_and_answers_every_query_of_the_dashboard(
     cortex: Installation, tmp_path: Path
 ) -> None:
-    require_prometheus()
+    require_programs("Prometheus", "prometheus", "promtool")
     cortex.cortex("deploy", write_project(tmp_path / "echo", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml")
     token = cortex.cortex("tokens", "create", "prometheus", "--scope", "metrics").stdout.strip()
     target = f"127.0.0.1:{cortex.operator_port}"

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from harness.installations.installation import Installation, write_project
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 TASK = """
     import ctypes, os, pathlib, time
@@ -62,7 +62,7 @@ def ended(cortex: Installation, job: str) -> dict[str, Any]:
 def kill_operator(cortex: Installation) -> None:
     pid = cortex.status()["operator"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(pid))
 
 
 def test_a_task_runs_once_and_keeps_its_outcome(cortex: Installation, tmp_path: Path) -> None:

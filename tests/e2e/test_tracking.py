@@ -8,10 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from harness.installations.installation import Installation, write_project
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 SOURCE = """
     class PythonPredictor:
@@ -49,12 +47,12 @@ def test_predictions_drift_and_feedback_outlive_the_processes(cortex: Installati
     ids = predict(cortex, *["spam"] * 30, "ham", True)
     [process] = cortex.pids("spam")
     os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(process) and cortex.post("/spam", {"label": "spam"}).status == 200)
+    wait_until(lambda: has_ended(process) and cortex.post("/spam", {"label": "spam"}).status == 200)
     write_project(tmp_path, SOURCE, CONFIG.format(version=2))
     cortex.cortex("deploy", project)
     operator = cortex.status()["operator"]["pid"]
     os.kill(operator, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(operator))
+    wait_until(lambda: has_ended(operator))
     cortex.up()
 
     told = [{"request_id": request_id, "truth": "spam"} for request_id in ids]

@@ -16,7 +16,7 @@ from cortex.config.schema import Dependencies
 from cortex.engine.environment import PreparedEnvironment, prepare_environment, replica_constraints
 from cortex.errors import EnvironmentBuildError
 from cortex.home import Home
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 
 @pytest.fixture
@@ -40,13 +40,6 @@ def run_python(environment: PreparedEnvironment, code: str) -> str:
 
 def remaining_files(home: Home) -> list[str]:
     return [path.name for path in home.environments_dir.iterdir() if path.is_dir()]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize("requirements", [None, "", "# numpy\n\n"])
@@ -258,13 +251,13 @@ def test_a_killed_operator_leaves_no_incomplete_environment_in_use(home: Home, p
     process.communicate()
     second = start_build(home, project)
     orphan = int((home.path / "runs").read_text())
-    assert not is_gone(orphan)
+    assert not has_ended(orphan)
     (home.path / "open").touch()
     gate.write_text("go\n")
     second.communicate(timeout=60)
     assert second.returncode == 0
     assert len((home.path / "runs").read_text().splitlines()) == 2
-    assert is_gone(orphan)
+    wait_until(lambda: has_ended(orphan))
 
 
 def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, project: Path) -> None:
@@ -280,7 +273,7 @@ def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, pr
 
     asyncio.run(scenario())
     pid = int((home.path / "pid").read_text())
-    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: has_ended(pid))
     assert remaining_files(home) == []
 
 
@@ -304,7 +297,7 @@ def test_a_build_cancelled_while_an_installer_starts_leaves_nothing_running(
         return started
 
     for pid in asyncio.run(scenario()):
-        wait_until(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
+        wait_until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
 
 
 def test_constraints_cover_what_replicas_need_indirectly() -> None:

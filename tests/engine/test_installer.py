@@ -4,12 +4,11 @@ import asyncio
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 import uvloop
 
 from cortex.engine.installer import Installer, InstallerFailedError, uv_settings
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -21,13 +20,6 @@ def run(tmp_path: Path, script: str, lines: list[str] | None = None) -> None:
 async def started(tmp_path: Path, script: str, lines: list[str]) -> None:
     with (tmp_path / "log").open("wb", buffering=0) as log:
         await Installer(tmp_path, dict(os.environ), log, log.fileno(), lines.append).run(["bash", "-c", script])
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_output_is_forwarded_and_kept(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_an_endless_line_is_read_in_pieces(tmp_path: Path) -> None:
 def test_processes_left_by_an_installer_are_killed(tmp_path: Path) -> None:
     run(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid")
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: has_ended(pid))
 
 
 def test_cancelling_kills_the_installer_and_its_children(tmp_path: Path) -> None:
@@ -83,7 +75,7 @@ def test_cancelling_kills_the_installer_and_its_children(tmp_path: Path) -> None
 
     asyncio.run(scenario())
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: is_gone(pid))
+    wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(

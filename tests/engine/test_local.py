@@ -19,7 +19,7 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
-from harness.wait import SLACK
+from harness.wait import SLACK, has_ended
 
 pytestmark = pytest.mark.processes
 
@@ -151,7 +151,7 @@ def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(
             assert len(session) >= 3  # and perhaps one of housekeeping
             os.kill(found.supervisor_pid, signal.SIGKILL)
             await until(lambda: not engine.replicas())
-            await until(lambda: not [pid for pid in session if _runs(pid)])
+            await until(lambda: all(map(has_ended, session)))
             await until(lambda: not Path(spec.run_dir).exists())
 
     run(scenario)
@@ -242,8 +242,8 @@ def test_output_of_a_supervisor_that_cannot_start_is_in_the_replicas_log(home: H
             spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
             await engine.start(spec)
             await until(lambda: not engine.replicas())
-            await until(Path(spec.log_path).exists)
-            assert "encodings" in Path(spec.log_path).read_text()
+            log = Path(spec.log_path)
+            await until(lambda: log.exists() and "encodings" in log.read_text())
 
     run(scenario)
 
@@ -264,10 +264,3 @@ def _session(pid: int) -> int:
         return os.getsid(pid)
     except OSError:
         return -1
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

@@ -86,8 +86,8 @@ def test_replicas_keep_different_gpus_across_an_engine_restart_and_release_them(
             await engine.start(third)
             await until(lambda: is_ready(engine, third))
             assert engine.replicas()[third.id][0].gpu_ids == ("GPU-a",)
-            assert "sees 'GPU-a'" in Path(third.log_path).read_text()
-            assert "sees 'GPU-b'" in Path(second.log_path).read_text()
+            await until(lambda: "sees 'GPU-a'" in Path(third.log_path).read_text())
+            await until(lambda: "sees 'GPU-b'" in Path(second.log_path).read_text())
 
     run(scenario)
 
@@ -98,6 +98,6 @@ def test_a_replica_without_a_gpu_request_sees_none(home: Home, tmp_path: Path, p
         async with engine_of(home, PATH=path) as engine:
             await engine.start(spec)
             await until(lambda: is_ready(engine, spec))
-            assert "sees ''" in Path(spec.log_path).read_text()
+            await until(lambda: "sees ''" in Path(spec.log_path).read_text())
 
     run(scenario)

@@ -14,7 +14,7 @@ from cortex.engine.model_agent import ModelAgent
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.telemetry import Logger
-from harness.wait import SLACK
+from harness.wait import SLACK, has_ended
 
 pytestmark = pytest.mark.processes
 
@@ -29,10 +29,6 @@ def run(home: Home, test: Callable[[ModelAgent], Awaitable[None]]) -> None:
             await agent.stop()
 
     asyncio.run(go())
-
-
-def is_alive(pid: int | None) -> bool:
-    return pid is not None and psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -67,7 +63,7 @@ def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
         await agent.startup(lambda: True)
         pid = agent.pid
         await agent.shutdown()
-        assert is_alive(pid)
+        assert pid is not None and not has_ended(pid)
         later = ModelAgent(home, os.environ, Logger("test"))
         await later.startup(lambda: True)
         assert later.pid == pid
@@ -76,7 +72,7 @@ def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
         await latest.startup(lambda: True)
         assert latest.pid == pid
         await latest.stop()
-        assert not is_alive(pid)
+        await until(lambda: has_ended(pid))
 
     run(home, test)
 

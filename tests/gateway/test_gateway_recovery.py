@@ -20,6 +20,7 @@ from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
+from harness.wait import has_ended
 
 
 def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
@@ -141,7 +142,7 @@ def test_a_killed_gateway_is_restarted_at_once(home: Home, victim: str) -> None:
             os.kill(master if victim == "master" else worker, signal.SIGKILL)
 
             async def is_back() -> bool:
-                return w.gateway.pid not in (None, master) and not psutil.pid_exists(worker)
+                return w.gateway.pid not in (None, master) and has_ended(worker)
 
             await eventually(is_back)
             await w.gateway.ensure_running()
@@ -174,7 +175,7 @@ def test_a_hung_worker_is_replaced(home: Home) -> None:
 
             async def replaced() -> bool:
                 await w.gateway.ensure_running()
-                return not psutil.pid_exists(worker)
+                return has_ended(worker)
 
             await eventually(replaced, timeout_s=20)
             assert (await ask(w.port, "/iris")).status == 200
@@ -253,8 +254,8 @@ def test_files_are_private_and_stop_ends_all_processes(home: Home) -> None:
             ]
             assert [oct(path.stat().st_mode & 0o777) for path in private] == ["0o600"] * 4
             assert w.gateway.pid
-            family = [psutil.Process(w.gateway.pid), *psutil.Process(w.gateway.pid).children()]
+            family = [w.gateway.pid, *(child.pid for child in psutil.Process(w.gateway.pid).children())]
             await w.gateway.stop()
-            assert not any(process.is_running() for process in family)
+            assert all(map(has_ended, family))
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""HTTP clients: over unix sockets, and over a connection that stays open."""
+"""Clients of sockets: HTTP over unix sockets, and over a connection that stays open."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from harness.wait import PATIENCE_S
+
+
+def read_until(sock: socket.socket, end: bytes) -> bytes:
+    """Receive bytes until the last ones are `end`."""
+    received = b""
+    while not received.endswith(end):
+        data = sock.recv(65536)
+        assert data, received
+        received += data
+    return received
 
 
 class UnixConnection(HTTPConnection):

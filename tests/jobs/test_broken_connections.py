@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from cortex.jobs.writer import TransactionThread
 from harness.jobs.writers import insert, read_numbers, run_with_writer
 from harness.servers.postgres import Postgres
 from harness.servers.tcp_proxy import ProxyAction, TcpProxy
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_operations_survive_a_server_killed_within_a_transaction(own_server: Pos
                 kill()
 
         waiting = asyncio.ensure_future(writer.run(insert(1, kill_once)))
-        await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{pid}").exists())
+        await asyncio.to_thread(wait_until, lambda: has_ended(pid))
         await asyncio.to_thread(own_server.start)
         assert await waiting == 1
         assert await writer.run(read_numbers) == [1]

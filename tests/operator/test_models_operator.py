@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from cortex.client.cleanup import inspect_processes, stop_all
 from cortex.home import Home
 from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, project, running_operator
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -121,11 +120,11 @@ def test_the_model_agent_outlives_the_operator_until_shutdown(own_operator: Runn
     assert agent_pid(operator) == pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: agent_pid(operator) not in (None, pid), message="another agent runs")
-    agent = psutil.Process(agent_pid(operator))
+    agent = agent_pid(operator)
     operator.end(signal.SIGKILL)
     assert stop_all(operator.home)
     # It was killed, at the lowest priority; its parent is gone, so a zombie may be left.
-    wait_until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, message="the agent ends")
+    wait_until(lambda: has_ended(agent), message="the agent ends")
     assert inspect_processes(operator.home)["models"] is None
 
 

@@ -17,7 +17,7 @@ from cortex.supervisor.command_worker import error_line
 from harness.replicas.applications import FROM_GATEWAY
 from harness.replicas.commands import ON_PORT, ON_SOCKET, SERVER, running_command
 from harness.replicas.replicas import Answer, Replica
-from harness.wait import PATIENCE_S, wait_until
+from harness.wait import PATIENCE_S, has_ended, wait_until
 
 OF_GATEWAY = FROM_GATEWAY | {"x-cortex-endpoint": "/own"}
 
@@ -34,14 +34,6 @@ def in_background(pool: ThreadPoolExecutor, replica: Replica, path: str, body: b
     future = pool.submit(ask, replica, path, body=body)
     wait_until(lambda: replica.log().count("begun") > before, message=replica.log())
     return future
-
-
-def runs(pid: int) -> bool:
-    """Return whether a process runs; one that was not reaped does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -84,7 +76,7 @@ def test_requests_reach_a_server_at_its_port_or_its_socket(command: tuple[str, .
         assert (many.status, "headers; the gateway passes on up to 1000" in many.json["error"]) == (502, True)
         large = os.urandom(3_000_000).hex().encode()
         assert len(ask(replica, "/x", body=large).json["body"]) == len(large)
-        assert "o arguments" in replica.log()
+        wait_until(lambda: "o arguments" in replica.log())
 
 
 def test_a_server_of_one_connection_at_a_time_is_not_blocked_by_an_idle_one() -> None:
@@ -158,7 +150,7 @@ def test_requests_of_a_killed_command_get_the_cause_and_the_next_ones_another_pr
         assert answer.status == 500
         assert answer.json["error"] == "the process that handled this request died: killed (SIGKILL)"
         assert ask(replica, "/x").json["pid"] != pid  # waits for the next process
-        wait_until(lambda: not runs(child))
+        wait_until(lambda: has_ended(child))
 
         error = ask(replica, "/v1/exit").json["error"]
         assert error["message"].endswith("died: exited with code 3")
@@ -195,10 +187,10 @@ def test_a_command_that_listens_elsewhere_fails_with_the_address() -> None:
         sock = socket.create_server(("127.0.0.1", 0))
         time.sleep(600)
     """
-    with running_command(sys.executable, "handler.py", source=source, start_timeout_s=1.0) as replica:
+    with running_command(sys.executable, "handler.py", source=source, start_timeout_s=5) as replica:
         failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
         assert failure is not None
-        assert "was not ready within 1 s: it listens neither at the port $PORT" in failure.message
+        assert "was not ready within 5 s: it listens neither at the port $PORT" in failure.message
         assert "it listens at 127.0.0.1:" in failure.message
 
 
@@ -228,8 +220,8 @@ def test_requests_are_finished_before_a_command_is_stopped(tmp_path: Path) -> No
         replica.wait_state(ProcessState.STOPPING)
         (tmp_path / "go").touch()
         assert asked.result().body == b"waited"
-        replica.process.wait(30)
-        assert not runs(pid)
+        replica.process.wait(PATIENCE_S)
+        wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.long
@@ -238,8 +230,8 @@ def test_a_command_that_ignores_sigterm_is_killed() -> None:
         replica.wait_ready()
         pid = replica.pid
         replica.command(command="stop", drain_s=0)
-        replica.process.wait(30)
-        assert not runs(pid)
+        replica.process.wait(PATIENCE_S)
+        wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.long
@@ -268,8 +260,8 @@ def test_no_process_of_a_command_outlives_its_supervisor_for_long() -> None:
         asked = in_background(pool, replica, "/sleep", b"0.3")
         replica.process.kill()
         assert asked.result().body == b"slept"
-        wait_until(lambda: not runs(pid))
-        wait_until(lambda: not runs(child))
+        wait_until(lambda: has_ended(pid))
+        wait_until(lambda: has_ended(child))
 
 
 #: A server whose child leaves the session, ignores SIGTERM, and writes its pid.
@@ -301,7 +293,7 @@ def daemons(replica: Replica, count: int) -> list[int]:
 def test_a_command_that_daemonises_leaves_no_process_behind() -> None:
     with running_command(source=DAEMONISES) as replica:
         found = daemons(replica, 2)  # the second start
-        wait_until(lambda: not any(map(runs, found)))
+        wait_until(lambda: all(map(has_ended, found)))
         failure = replica.status().processes[0].failure
         assert failure is not None
         assert failure.message.endswith("before it was ready: it must run in the foreground")
@@ -320,7 +312,7 @@ def test_daemons_of_a_command_end_with_it(victim: str) -> None:
             os.kill(psutil.Process(replica.pid).ppid(), signal.SIGKILL)
         else:
             replica.command(command="stop", drain_s=1)
-        wait_until(lambda: not runs(daemon))
+        wait_until(lambda: has_ended(daemon))
 
 
 @pytest.mark.long
@@ -331,7 +323,7 @@ def test_a_command_ends_with_a_killed_proxy() -> None:
         proxy = psutil.Process(pid).parent()
         assert proxy is not None
         proxy.kill()
-        wait_until(lambda: not runs(pid))
+        wait_until(lambda: has_ended(pid))
         assert ask(replica, "/x").json["pid"] != pid
 
 

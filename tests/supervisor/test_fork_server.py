@@ -13,7 +13,7 @@ from cortex.lifecycle import DeathCause
 from cortex.replica.working_copy import copies_folder
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 SOURCE = """
     import os, random, subprocess, sys, time
@@ -86,7 +86,7 @@ def test_processes_and_files_of_a_job_end_with_it() -> None:
     with running_job_worker(SOURCE) as worker:
         (started,) = run(worker, "job-1", "start a process")
         assert isinstance(started, int)
-        wait_until(lambda: not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie")
+        wait_until(lambda: has_ended(started))
         copies = Path(worker.replica.spec.run_dir) / "copies"
         run(worker, "job-2", 1)
         wait_until(lambda: not list(copies.glob("*/job-1")))
@@ -118,7 +118,7 @@ def test_a_killed_fork_server_takes_the_process_of_the_job_with_it() -> None:
         process = psutil.Process(worker.replica.pid)
         server = process.ppid()
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: not process.is_running() or process.status() == "zombie")
+        wait_until(lambda: has_ended(process.pid))
         death = worker.wait_for(lambda: worker.replica.status().processes[0].deaths)[-1]
         assert (death.pid, death.inside) == (process.pid, "job-1:0")
         wait_until(lambda: not copies_folder(worker.replica.spec.run_dir, server).exists())

@@ -19,7 +19,7 @@ from cortex.models.spec import Catalogue, Model, ModelSource
 from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from harness.replicas.reloading_replicas import model_of, problems, replica
 from harness.replicas.replicas import running_replica
-from harness.wait import PATIENCE_S, wait_until
+from harness.wait import PATIENCE_S, has_ended, wait_until
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_new_version_gets_a_new_worker_and_running_requests_finish_on_the_old(
         gate.touch()
         slow.join(PATIENCE_S)
         assert answers[0].json == {"model": "one", "same": True, "pid": pid}
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: has_ended(pid))
         assert running.status().processes[0].restarts == 0
 
 
@@ -126,7 +126,7 @@ def test_idle_connections_move_to_the_new_worker(agent: ScriptedAgent) -> None:
             assert b"one" in connection.getresponse().read()
         agent.announce(catalogue(agent.content("b", "two")))
         wait_until(lambda: running.pid != pid)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: has_ended(pid))
         for connection in connections:
             connection.request("POST", "/", b"{}", {"content-type": "application/json"})
             assert b"two" in connection.getresponse().read()
@@ -212,7 +212,7 @@ def test_a_killed_standby_is_retried_soon(agent: ScriptedAgent, tmp_path: Path) 
         standby = wait_until(lambda: {child.pid for child in supervisor.children()} - before).pop()
         os.kill(standby, signal.SIGKILL)
         # If the version were confirmed earlier, the dead standby would take over and be replaced like a serving worker.
-        wait_until(lambda: not psutil.pid_exists(standby))
+        wait_until(lambda: has_ended(standby))
         agent.announce(catalogue(agent.content("b", "two")))
         wait_until(lambda: "killed" in problems(running).get("1", ""))
         assert model_of(running) == "one"

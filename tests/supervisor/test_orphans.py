@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.replicas.replicas import Answer, Replica, UnixConnection, read, running_replica
-from harness.wait import PATIENCE_S, wait_until
+from harness.wait import PATIENCE_S, has_ended, wait_until
 
 HANDLER = """
     import asyncio, atexit, os, pathlib, subprocess, sys, time
@@ -96,16 +95,6 @@ def kill_supervisor(replica: Replica) -> None:
     replica.process.wait(PATIENCE_S)
 
 
-def is_gone(pid: int) -> Callable[[], bool]:
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            return True
-
-    return gone
-
-
 def is_refused(replica: Replica) -> bool:
     connection = replica.connection()
     try:
@@ -131,7 +120,7 @@ def test_requests_running_at_the_death_of_the_supervisor_are_finished(method: st
         answer = call.finish()
         assert answer.status == 200
         assert answer.body == b"begun done" if method == "PATCH" else answer.json["pid"] == pid
-        wait_until(is_gone(pid))
+        wait_until(lambda: has_ended(pid))
         assert "exit hook ran" in replica.log()
 
 
@@ -144,8 +133,7 @@ def test_every_process_and_thread_finishes(tmp_path: Path) -> None:
         calls = [Call(pool, replica, tmp_path, f"{index}-{number}", index=index) for index, number in places]
         kill_supervisor(replica)
         assert [call.finish().json["pid"] for call in calls] == [pids[index] for index, _ in places]
-        for pid in pids:
-            wait_until(is_gone(pid))
+        wait_until(lambda: all(map(has_ended, pids)))
 
 
 def test_a_running_batch_and_queued_requests_are_finished(tmp_path: Path) -> None:
@@ -163,7 +151,7 @@ def test_a_running_batch_and_queued_requests_are_finished(tmp_path: Path) -> Non
         kill_supervisor(replica)
         assert first.finish().json == {"pid": pid, "name": "first"}
         assert [read(connection.getresponse(), 0).json["name"] for connection in waiting] == ["rest"] * 3
-        wait_until(is_gone(pid))
+        wait_until(lambda: has_ended(pid))
 
 
 def test_connections_waiting_at_the_socket_of_a_killed_supervisor_are_served(tmp_path: Path) -> None:
@@ -180,7 +168,7 @@ def test_connections_waiting_at_the_socket_of_a_killed_supervisor_are_served(tmp
         wait_until(lambda: is_refused(replica))
         assert call.finish().json["pid"] == pid
         assert [read(connection.getresponse(), 0).json["pid"] for connection in waiting] == [pid] * 3
-        wait_until(is_gone(pid))
+        wait_until(lambda: has_ended(pid))
 
 
 def test_a_replica_that_is_being_stopped_refuses_connections(tmp_path: Path) -> None:
@@ -208,7 +196,7 @@ def test_open_connections_are_still_served_and_output_is_logged(tmp_path: Path) 
                 assert call.finish().status == 200
             answer = read(kept.getresponse(), 0)
             assert (answer.status, answer.json["pid"]) == (200, pid)
-        wait_until(is_gone(pid))
+        wait_until(lambda: has_ended(pid))
         log = replica.log()
         assert f"process {pid} lost its supervisor" in log
         assert [f"in later-{number}\n" in log for number in range(20)] == [True] * 20
@@ -223,7 +211,7 @@ def test_a_worker_that_is_not_ready_ends_at_once(tmp_path: Path) -> None:
         pid = wait_until(lambda: (status := replica.try_status()) and status.processes[0].pid)
         assert pid is not None
         kill_supervisor(replica)
-        wait_until(is_gone(pid))
+        wait_until(lambda: has_ended(pid))
         assert "lost its supervisor" not in replica.log()
 
 
@@ -235,6 +223,6 @@ def test_a_call_that_never_returns_is_killed_after_its_time_limit(tmp_path: Path
         stuck = pool.submit(replica.request, {"do": "stuck", "inside": str(tmp_path / "inside")})
         wait_until((tmp_path / "inside").exists)
         kill_supervisor(replica)
-        wait_until(is_gone(pid), timeout_s=30)
+        wait_until(lambda: has_ended(pid), timeout_s=30)
         assert isinstance(stuck.exception(PATIENCE_S), OSError)
         assert "in handle_post" in replica.log() or "lost its supervisor" in replica.log()

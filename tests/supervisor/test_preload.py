@@ -12,8 +12,8 @@ import psutil
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.replica.spec import ReplicaStatus
 from cortex.replica.working_copy import copies_folder
-from harness.replicas.replicas import Replica, running_replica
-from harness.wait import PATIENCE_S, wait_until
+from harness.replicas.replicas import Replica, new_request_id, running_replica
+from harness.wait import PATIENCE_S, has_ended, wait_until
 
 HANDLER = """
     import os, pathlib, random, subprocess, sys, time
@@ -89,7 +89,7 @@ def test_workers_are_forked_from_one_construction_and_are_children_of_the_superv
     with running_replica(HANDLER, processes=3, preload=True, config={"mb": 64}) as replica:
         status = replica.wait_ready()
         answers = [replica.request({}, index=index).json for index in range(3)]
-        assert replica.log().count("constructed None") == 1
+        wait_until(lambda: replica.log().count("constructed None") == 1)
         assert [each["forked"] for each in answers] == [["0"], ["1"], ["2"]]
         assert [each["pid"] for each in answers] == pids(status)
         assert {each["parent"] for each in answers} == {status.supervisor_pid}
@@ -118,16 +118,16 @@ def test_a_worker_that_dies_is_named_and_forked_again_without_a_construction() -
         assert status is not None
         assert status.processes[1].death is not None
         assert status.processes[1].death.cause is DeathCause.SEGMENTATION_FAULT
-        wait_until(lambda: not psutil.pid_exists(child))
-        assert replica.log().count("constructed") == 1
+        wait_until(lambda: has_ended(child))
+        wait_until(lambda: replica.log().count("constructed") == 1)
 
 
 def test_a_late_call_ends_its_process_and_the_next_one_is_forked() -> None:
-    with running_replica(HANDLER, processes=1, preload=True, timeout_s=0.5) as replica:
+    with running_replica(HANDLER, processes=1, preload=True, timeout_s=15) as replica:
         replica.wait_ready()
-        assert replica.request({"do": "sleep", "s": 60}).status == 504
+        assert replica.request({"do": "sleep", "s": 60}, request_id=new_request_id(ago_s=12)).status == 504
         assert replica.request({}).status == 200
-        assert replica.log().count("constructed") == 1
+        wait_until(lambda: replica.log().count("constructed") == 1)
 
 
 def test_workers_outlive_the_fork_server_which_is_started_when_one_has_to_be_replaced(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_workers_outlive_the_fork_server_which_is_started_when_one_has_to_be_rep
         wait_until(lambda: f"process {server.pid} killed (SIGKILL)" in replica.log())
         assert replica.request({}, index=1).json["written"] == "by __init__"
         assert pids(replica.status()) == pids(before)
-        assert replica.log().count("constructed") == 1
+        wait_until(lambda: replica.log().count("constructed") == 1)
         assert replica.request({"do": "exit"}, index=1).status == 500
         assert replica.request({}, index=1).json["pid"] not in pids(before)
-        assert replica.log().count("constructed") == 2
+        wait_until(lambda: replica.log().count("constructed") == 2)
         (tmp_path / "go").touch()
         assert inside.result(PATIENCE_S).json["pid"] == before.processes[0].pid
         # The working copy of the first fork server is removed with the last of its workers.
@@ -160,11 +160,11 @@ def test_workers_finish_their_requests_after_the_death_of_the_supervisor(tmp_pat
         inside = in_background(pool, replica, {"do": "wait", "for": str(tmp_path / "go")})
         replica.process.kill()
         replica.process.wait(PATIENCE_S)
-        wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(server.pid))
         (tmp_path / "go").touch()
         answer = inside.result(PATIENCE_S)
         assert (answer.status, answer.json["pid"]) == (200, status.processes[0].pid)
-        wait_until(lambda: not any(psutil.pid_exists(pid or 0) for pid in pids(status)))
+        wait_until(lambda: all(has_ended(pid) for pid in pids(status) if pid))
         assert "lost its supervisor" in replica.log()
 
 
@@ -189,9 +189,9 @@ def test_the_class_is_constructed_again_if_no_process_becomes_ready(tmp_path: Pa
     config = {"after_fork fails once": str(tmp_path / "failed")}
     with running_replica(HANDLER, preload=True, config=config) as replica:
         replica.wait_ready()
-        assert "ConnectionError: no connection" in replica.log()
+        wait_until(lambda: "ConnectionError: no connection" in replica.log())
         assert replica.request({}).json["forked"] == ["0"]
-        assert replica.log().count("constructed") == 2
+        wait_until(lambda: replica.log().count("constructed") == 2)
 
 
 def test_the_memory_limit_counts_shared_memory_by_its_share() -> None:
@@ -204,7 +204,7 @@ def test_the_memory_limit_counts_shared_memory_by_its_share() -> None:
         assert "out of memory" in answer.json["error"]
         assert "mem_limit is 400 MiB" in answer.json["error"]
         assert replica.request({}).json["pid"] != status.processes[0].pid
-        assert replica.log().count("constructed") == 1
+        wait_until(lambda: replica.log().count("constructed") == 1)
 
 
 def test_processes_that_user_code_leaves_behind_do_not_become_zombies() -> None:
@@ -221,7 +221,7 @@ def test_a_stop_drains_the_workers_and_ends_the_fork_server(tmp_path: Path) -> N
         server = fork_server(replica)
         inside = in_background(pool, replica, {"do": "wait", "for": str(tmp_path / "go")})
         replica.command(command="stop", drain_s=30)
-        wait_until(lambda: not psutil.pid_exists(server.pid))
+        wait_until(lambda: has_ended(server.pid))
         (tmp_path / "go").touch()
         assert inside.result(PATIENCE_S).status == 200
         assert replica.process.wait(PATIENCE_S) == 0

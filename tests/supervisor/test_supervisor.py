@@ -15,7 +15,7 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.payloads.signature import parse_signature
 from cortex.replica.requests.call_timing import DECAY_CALLS
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
-from harness.wait import PATIENCE_S, wait_until
+from harness.wait import PATIENCE_S, has_ended, wait_until
 
 HANDLER = """
     import ctypes, os, subprocess, sys, threading, time
@@ -84,8 +84,8 @@ def test_a_worker_that_dies_in_a_call_is_reported_and_replaced(payload: object, 
         assert replica.request({}).json["pid"] != before.processes[0].pid
         process = replica.wait_ready().processes[0]
         assert process.restarts == 1
-        assert f"{words}" in replica.log()
-        assert f"inside: request {request_id}" in replica.log()
+        wait_until(lambda: f"{words}" in replica.log())
+        wait_until(lambda: f"inside: request {request_id}" in replica.log())
         assert process.death is not None
         assert process.death.cause is cause
 
@@ -173,7 +173,7 @@ def test_children_of_user_code_end_with_its_worker() -> None:
         replica.wait_ready()
         child = replica.request({"do": "spawn"}).json["child"]
         replica.request({"do": "exit"})
-        wait_until(lambda: not _is_running(child))
+        wait_until(lambda: has_ended(child))
 
 
 def test_a_worker_ends_when_its_supervisor_is_killed() -> None:
@@ -181,7 +181,7 @@ def test_a_worker_ends_when_its_supervisor_is_killed() -> None:
         replica.wait_ready()
         worker = replica.pid
         replica.process.kill()
-        wait_until(lambda: not _is_running(worker))
+        wait_until(lambda: has_ended(worker))
 
 
 def test_a_constructor_that_raises_is_reported_and_retried() -> None:
@@ -380,14 +380,6 @@ def _connections(replica: Replica) -> int:
         )  # 01: established
     found = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return sum(words[-1] == replica.spec.sockets[0] and words[5] != "01" for words in found)  # 01: it listens
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_a_replica_starts_in_a_fraction_of_a_second() -> None:

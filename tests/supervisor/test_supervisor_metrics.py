@@ -72,6 +72,6 @@ def test_requests_are_served_without_a_metrics_folder(tmp_path: Path) -> None:
     with running_replica(HANDLER, metrics_dir=str(tmp_path / "m")) as replica:
         replica.wait_ready()
         assert replica.request({"do": "add"}).status == 200
-        assert "cannot record metrics of this process" in replica.log()
+        wait_until(lambda: "cannot record metrics of this process" in replica.log())
         assert replica.request({"do": "exit"}).status == 500
         assert replica.request({"do": "add"}).status == 200

@@ -119,7 +119,7 @@ def test_an_unavailable_address_is_a_failed_start() -> None:
         assert process.failure is not None
         assert process.failure.message.startswith("can't listen on 192.0.2.1: Cannot assign")
         assert process.failed_starts == 1
-        assert "can't listen on 192.0.2.1" in replica.log()
+        wait_until(lambda: "can't listen on 192.0.2.1" in replica.log())
         assert not Path(replica.spec.sockets[0]).exists()
         replica.command(command="stop", drain_s=0)
         assert replica.process.wait(PATIENCE_S) == 0

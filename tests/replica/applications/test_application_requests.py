@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from harness.connections import read_until
 from harness.replicas.applications import ENDPOINT, FROM_GATEWAY, ask
-from harness.replicas.replicas import Replica, running_replica
+from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 SOURCE = """
@@ -158,11 +159,11 @@ def test_bodies_are_streamed_in_both_directions_at_once(replica: Replica) -> Non
         sock.connect(replica.spec.sockets[0])
         head = b"host: x\r\nx-cortex-endpoint: /app\r\n"
         sock.sendall(b"POST /app/echo HTTP/1.1\r\n" + head + b"transfer-encoding: chunked\r\n\r\n3\r\none\r\n")
-        assert _read_until(sock, b"3\r\none\r\n")
+        assert read_until(sock, b"3\r\none\r\n")
         sock.sendall(b"3\r\ntwo\r\n0\r\n\r\n")
-        assert b"3\r\ntwo\r\n" in _read_until(sock, b"0\r\n\r\n")
+        assert b"3\r\ntwo\r\n" in read_until(sock, b"0\r\n\r\n")
         sock.sendall(b"GET /app/slash/ HTTP/1.1\r\n" + head + b"\r\n")
-        assert _read_until(sock, b'"slash"')
+        assert read_until(sock, b'"slash"')
 
 
 def test_large_uploads_are_complete_and_too_large_ones_are_refused() -> None:
@@ -175,13 +176,13 @@ def test_large_uploads_are_complete_and_too_large_ones_are_refused() -> None:
             sock.connect(replica.spec.sockets[0])
             head = b"host: x\r\nx-cortex-endpoint: /app\r\n"
             sock.sendall(b"POST /app/unread HTTP/1.1\r\n" + head + b"content-length: 20000001\r\n\r\n")
-            assert _read_until(sock, b'"not read"')
+            assert read_until(sock, b'"not read"')
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(replica.spec.sockets[0])
             sock.sendall(b"POST /app/size HTTP/1.1\r\n" + head + b"content-length: 20000001\r\n\r\n")
             sock.sendall(bytes(20_000_001))
-            assert _read_until(sock, b"}").startswith(b"HTTP/1.1 413")
+            assert read_until(sock, b"}").startswith(b"HTTP/1.1 413")
 
 
 def test_a_stream_ends_when_its_client_disconnects(replica: Replica) -> None:
@@ -189,7 +190,7 @@ def test_a_stream_ends_when_its_client_disconnects(replica: Replica) -> None:
         sock.settimeout(PATIENCE_S)
         sock.connect(replica.spec.sockets[0])
         sock.sendall(b"GET /app/events HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n\r\n")
-        _read_until(sock, b"data: 0\n\n\r\n")
+        read_until(sock, b"data: 0\n\n\r\n")
     folder = replica.spec.run_dir
     wait_until(lambda: _exists(folder, "closed"))
 
@@ -242,10 +243,10 @@ def test_background_tasks_do_not_occupy_the_connection() -> None:
 
 
 def test_the_timeout_covers_the_first_byte_and_then_silence() -> None:
-    with running_replica(SOURCE, type="asgi", app="app", timeout_s=1.5) as replica:
+    with running_replica(SOURCE, type="asgi", app="app", timeout_s=4) as replica:
         pid = replica.wait_ready().processes[0].pid
         late = ask(replica, "/slow")
-        assert (late.status, late.json["error"]) == (504, "timed out after 1.5 s")
+        assert (late.status, late.json["error"]) == (504, "timed out after 4 s")
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(replica.spec.sockets[0])
@@ -447,9 +448,9 @@ def test_a_stuck_wsgi_call_ends_its_process() -> None:
             start_response("200 OK", [])
             return [b"fine"]
     """
-    with running_replica(source, type="wsgi", app="app", timeout_s=1.5) as replica:
+    with running_replica(source, type="wsgi", app="app", timeout_s=15) as replica:
         replica.wait_ready()
-        assert ask(replica, "/stuck").status == 504
+        assert ask(replica, "/stuck", **{"x-cortex-request-id": new_request_id(ago_s=12)}).status == 504
         replica.wait_ready()
         assert ask(replica, "/").body == b"fine"
 
@@ -457,11 +458,12 @@ def test_a_stuck_wsgi_call_ends_its_process() -> None:
 def test_requests_are_counted_by_route_template(tmp_path: object) -> None:
     from cortex.replica.monitoring.metrics import parse_key, read_folder
 
-    with running_replica(SOURCE, type="asgi", app="app", timeout_s=2, metrics_dir=f"{tmp_path}/metrics") as replica:
+    with running_replica(SOURCE, type="asgi", app="app", timeout_s=15, metrics_dir=f"{tmp_path}/metrics") as replica:
         replica.wait_ready()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(replica.spec.sockets[0])
-            sock.sendall(b"GET /app/slow HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n\r\n")
+            arrived = b"x-cortex-request-id: " + new_request_id(ago_s=12).encode()  # it ends with its timeout
+            sock.sendall(b"GET /app/slow HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n" + arrived + b"\r\n\r\n")
             wait_until(lambda: _exists(replica.spec.run_dir, "slow"))
         for path in ("/items/1", "/items/2", "/items/x", "/sub/deep/a", "/static/page.txt", "/none"):
             ask(replica, path)
@@ -486,15 +488,6 @@ def test_requests_are_counted_by_route_template(tmp_path: object) -> None:
             ("other", "404"): 1,
         }
         wait_until(lambda: counted() == expected, message=json.dumps([str(item) for item in counted().items()]))
-
-
-def _read_until(sock: socket.socket, end: bytes) -> bytes:
-    received = b""
-    while not received.endswith(end):
-        data = sock.recv(65536)
-        assert data, received
-        received += data
-    return received
 
 
 def _exists(folder: str, name: str) -> bool:

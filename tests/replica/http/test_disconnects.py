@@ -193,7 +193,7 @@ def test_a_request_whose_client_disconnects_counts_once_as_499(tmp_path: Path) -
             wait_until(lambda: "started" in replica.log())
         wait_until(lambda: "cancelled" in replica.log())
         assert replica.request(method="GET").status == 200
-        assert disconnected(tmp_path) == 1
+        wait_until(lambda: disconnected(tmp_path) == 1)
 
 
 def test_a_batch_is_cancelled_when_all_its_clients_have_disconnected(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_a_batch_is_cancelled_when_all_its_clients_have_disconnected(tmp_path: P
                 assert replica.request(method="GET", headers={"x-cortex-info": "1"}).status == 200
             first.close()
             wait_until(lambda: "started 2" in replica.log())
-            assert replica.log().count("cancelled") == 1
+            wait_until(lambda: replica.log().count("cancelled") == 1)
         wait_until(lambda: disconnected(tmp_path) == 2)
-        assert replica.log().count("cancelled") == 1
+        wait_until(lambda: replica.log().count("cancelled") == 1)
         one.close()
         wait_until(lambda: replica.log().count("cancelled") == 2)
 
@@ -224,10 +224,10 @@ def test_with_kill_a_call_that_continues_ends_its_process(tmp_path: Path) -> Non
         death = replica.status().processes[0].death
         assert death is not None
         assert (death.cause, death.pid) == (DeathCause.CLIENT_DISCONNECTED, pid)
-        assert "killed: its call continued after the client disconnected" in replica.log()
+        wait_until(lambda: "killed: its call continued after the client disconnected" in replica.log())
         replica.wait_ready()
         assert replica.request({"s": 0}).status == 200
-        assert disconnected(tmp_path) == 1
+        wait_until(lambda: disconnected(tmp_path) == 1)
 
 
 def test_a_disconnect_over_tcp_is_noticed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 from harness.replicas.replicas import running_replica
@@ -41,7 +40,7 @@ def test_a_generator_is_streamed_while_it_runs() -> None:
 
 def test_the_first_chunk_is_sent_before_a_generator_that_keeps_the_gil_continues() -> None:
     source = """
-        import sys, time
+        import ctypes, sys
 
         class Handler:
             def __init__(self, config):
@@ -49,20 +48,25 @@ def test_the_first_chunk_is_sent_before_a_generator_that_keeps_the_gil_continues
 
             def handle_post(self, payload):
                 yield "first\\n"
-                sys.setswitchinterval(60)
-                end = time.monotonic() + 0.5
-                while time.monotonic() < end:
-                    pass
+                keeping_the_gil, is_open = ctypes.PyDLL(None), False
+                sys.setswitchinterval(120)
+                for _ in range(60_000):
+                    keeping_the_gil.usleep(1000)
+                    is_open = is_open or keeping_the_gil.access(payload["gate"].encode(), 0) == 0
+                    if is_open:
+                        break
                 sys.setswitchinterval(0.005)
-                yield f"{time.monotonic()}\\n"
+                yield f"{is_open}\\n"
     """
     with running_replica(source) as replica:
         replica.wait_ready()
         connection = replica.connection()
-        connection.request("POST", "/", b"1", {"content-type": "application/json"})
+        gate = Path(replica.spec.run_dir) / "gate"
+        connection.request("POST", "/", json.dumps({"gate": str(gate)}), {"content-type": "application/json"})
         response = connection.getresponse()
         assert response.readline() == b"first\n"
-        assert time.monotonic() < float(response.readline())
+        gate.touch()
+        assert response.readline() == b"True\n"
         connection.close()
 
 

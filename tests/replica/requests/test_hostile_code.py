@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -42,6 +41,12 @@ HANDLER = """
             except OSError:
                 pass
 
+    def block_all_threads():
+        keeping_the_lock = ctypes.PyDLL(None)
+        sys.setswitchinterval(60)
+        keeping_the_lock.creat(os.environ["SHARED_FOLDER"].encode() + b"/blocked", 0o600)
+        keeping_the_lock.sleep(3600)
+
     class Handler:
         def __init__(self, config):
             pass
@@ -67,7 +72,7 @@ HANDLER = """
                     if kind == socket.SOCK_SEQPACKET:
                         os.close(fd)
             elif do == "block all threads soon":
-                threading.Timer(0.2, ctypes.PyDLL(None).sleep, [3600]).start()
+                threading.Timer(0.2, block_all_threads).start()
             elif do == "leave a daemon and die":
                 def chunks():
                     yield "first"
@@ -141,12 +146,12 @@ def run_calls_on_threads(replica: Replica) -> None:
     replica.request({"do": "sleep", "s": 0.1})
 
 
-def begin(replica: Replica, payload: object) -> socket.socket:
+def begin(replica: Replica, payload: object, ago_s: float = 0) -> socket.socket:
     """Send a request; return its connection once user code has received it."""
     called = Path(replica.spec.run_dir) / "called"
     called.unlink(missing_ok=True)
     connection = replica.connection()
-    headers = {"content-type": "application/json", "x-cortex-request-id": new_request_id()}
+    headers = {"content-type": "application/json", "x-cortex-request-id": new_request_id(ago_s)}
     connection.request("POST", "/", json.dumps(payload), headers)
     wait_until(called.exists)
     return connection.sock
@@ -154,9 +159,9 @@ def begin(replica: Replica, payload: object) -> socket.socket:
 
 @pytest.mark.parametrize("do", ["sleep", "hold the interpreter"])
 def test_a_disconnect_during_a_stuck_call_does_not_leak_its_slot(do: str) -> None:
-    with running_replica(HANDLER, timeout_s=3.0) as replica:
+    with running_replica(HANDLER, timeout_s=15) as replica:
         run_calls_on_threads(replica)
-        begin(replica, {"do": do, "s": 3600}).close()
+        begin(replica, {"do": do, "s": 3600}, ago_s=12).close()
         assert wait_until(lambda: replica.status().processes[0].restarts == 1)
         death = replica.wait_ready().processes[0].death
         assert death is not None
@@ -168,7 +173,7 @@ def test_a_worker_that_stops_reading_requests_is_replaced() -> None:
     with running_replica(HANDLER, timeout_s=3.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         assert replica.request({"do": "block all threads soon"}).status == 200
-        threading.Event().wait(0.5)
+        wait_until((Path(replica.spec.run_dir) / "blocked").exists)
         unread = pool.submit(replica.request, {})
         wait_until(lambda: replica.status().processes[0].restarts == 1)
         # What a new process is sent first by another machine may have waited, or that machine's clock may be behind.

@@ -10,6 +10,7 @@ import pytest
 
 from cortex.lifecycle import ProcessState
 from harness.replicas.replicas import running_replica
+from harness.wait import wait_until
 
 HANDLER = """
     class Handler:
@@ -93,16 +94,16 @@ STUCK = """
         pytest.param(RAISES, {"n": 0}, "ZeroDivisionError: division by zero", 'payload["n"]', id="it raises"),
         pytest.param(RAISES, "{", "malformed JSON: unexpected end of data: line 1 column 2", "", id="no JSON"),
         pytest.param(RAISES.replace("1 /", "{1} or"), {"n": 0}, "result: set is not JSON", "", id="can't be sent"),
-        pytest.param(STUCK, {}, "no answer within 1 s", "time.sleep(60)", id="too slow"),
+        pytest.param(STUCK, {}, "no answer within 4 s", "time.sleep(60)", id="too slow"),
     ],
 )
 def test_a_failing_sample_is_a_failed_start(method: str, sample: Any, message: str, frame: str) -> None:
-    with running_replica(source(method, sample), readiness="sample.json", timeout_s=1.0) as replica:
+    with running_replica(source(method, sample), readiness="sample.json", timeout_s=4) as replica:
         failure = replica.wait_state(ProcessState.BACKING_OFF).processes[0].failure
         assert failure is not None
         assert failure.message.startswith(f"the readiness sample sample.json failed: {message}")
         assert frame in failure.traceback
-        assert message in replica.log()
+        wait_until(lambda: message in replica.log())
 
 
 def test_rejects_a_sample_for_an_api_without_a_post_method() -> None:

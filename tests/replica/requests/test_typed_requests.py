@@ -130,7 +130,7 @@ def test_an_annotation_that_cannot_be_resolved_is_logged_and_not_used() -> None:
     with running_replica(UNRESOLVED) as replica:
         replica.wait_ready()
         assert replica.request(body=b"\0", headers={"content-type": "application/octet-stream"}).body == b"\0"
-        assert "warning: " in replica.log()
+        wait_until(lambda: "warning: " in replica.log())
         assert (
             "handle_post(): the annotation of payload can't be used, so payloads are not validated: "
             "NameError: name 'Iris' is not defined"
