@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
@@ -11,6 +13,9 @@ from cortex.jobs.records import Presence
 from cortex.jobs.spec import BatchResult, DeadLetter
 from cortex.state.tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
 
+#: Characters of an error by which dead letters are grouped.
+_MAX_ERROR = 300
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 #: Maximum size of a page, unless its first row alone is larger.
 MAX_BYTES = 4 * 2**20
 
@@ -60,6 +65,32 @@ def read_dead_letters(connection: Connection, job_id: str, after: int = -1, limi
         )
         for row in _page(connection, dead_letters, size, base, after, limit)
     ]
+
+
+@dataclass(frozen=True)
+class ErrorGroup:
+    """Dead letters whose errors differ only in numbers."""
+
+    error: str  #: of the first one, shortened
+    first_seq: int
+    batches: int
+    items: int
+
+
+def group_errors(connection: Connection, job_id: str, limit: int = 10_000) -> list[ErrorGroup]:
+    """Return the errors of the first `limit` dead letters of a job, those of the most batches first."""
+    base = _first_key(connection, job_id)
+    if base is None:
+        return []
+    error = func.substr(dead_letters.c.error, 1, _MAX_ERROR).label("error")
+    query = select(dead_letters.c.key, dead_letters.c["items"], error)
+    query = query.where(dead_letters.c.key.between(base, base + KEYS_PER_JOB - 1)).order_by(dead_letters.c.key)
+    groups: dict[str, ErrorGroup] = {}
+    for key, items, text in connection.execute(query.limit(limit)):
+        name = _NUMBER.sub("#", text)
+        group = groups.get(name) or ErrorGroup(text, key - base, 0, 0)
+        groups[name] = replace(group, batches=group.batches + 1, items=group.items + items)
+    return sorted(groups.values(), key=lambda group: -group.batches)
 
 
 def _first_key(connection: Connection, job_id: str) -> int | None:

@@ -7,7 +7,7 @@ transaction of the caller.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -116,10 +116,26 @@ def read_job(connection: Connection, job_id: str) -> JobRecord | None:
     return _record(row) if row else None
 
 
-def list_jobs(connection: Connection, api: str, limit: int = 10) -> list[JobRecord]:
-    """Return the newest jobs of an API, the newest first."""
-    rows = connection.execute(_RECORD.where(jobs.c.api == api).order_by(jobs.c.number.desc()).limit(limit))
-    return [_record(row) for row in rows]
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs a list contains; without values, all."""
+
+    api: str | None = None
+    statuses: Collection[JobStatus] = ()  #: empty: all
+    before: int | None = None  #: only jobs with a lower number than this one
+
+
+def list_jobs(connection: Connection, chosen: str | JobFilter, limit: int = 10) -> list[JobRecord]:
+    """Return the newest of the chosen jobs, or of those of an API, the newest first."""
+    chosen = JobFilter(chosen) if isinstance(chosen, str) else chosen
+    query = _RECORD
+    if chosen.api is not None:
+        query = query.where(jobs.c.api == chosen.api)
+    if chosen.statuses:
+        query = query.where(jobs.c.status.in_(chosen.statuses))
+    if chosen.before is not None:
+        query = query.where(jobs.c.number < chosen.before)
+    return [_record(row) for row in connection.execute(query.order_by(jobs.c.number.desc()).limit(limit))]
 
 
 def active_jobs(connection: Connection, known: dict[str, JobInputs]) -> list[JobRecord]:

@@ -39,9 +39,9 @@ class ScheduleHarness:
     """Schedules with their stores and job service."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
-        self._databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
-        self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(clock(), UTC))
-        self.store = JobStore(self._databases[1], clock)
+        self.databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
+        self.apis = ApiStore(self.databases[0], now=lambda: datetime.fromtimestamp(clock(), UTC))
+        self.store = JobStore(self.databases[1], clock)
         logger = Logger("test")
         preparations = Preparations(_reject_preparation, lambda: None, clock, logger)
         engine = LocalEngine(home, {}, logger)
@@ -65,7 +65,7 @@ class ScheduleHarness:
         return [job.source["scheduled_for"] for job in await self.submitted(api)]
 
     def dispose(self) -> None:
-        for database in self._databases:
+        for database in self.databases:
             database.dispose()
 
 

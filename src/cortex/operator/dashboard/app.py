@@ -19,6 +19,7 @@ from cortex.operator.access.auth import caller_of
 from cortex.operator.dashboard.pages.access import audit_pages, key_pages, token_pages
 from cortex.operator.dashboard.pages.apis import api_pages
 from cortex.operator.dashboard.pages.console import console_pages
+from cortex.operator.dashboard.pages.jobs import job_pages
 from cortex.operator.dashboard.pages.logs import log_pages
 from cortex.operator.dashboard.pages.revisions import revision_pages
 from cortex.operator.dashboard.rendering import Pages, static_file
@@ -49,6 +50,7 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
         log_pages(services, pages),
         revision_pages(services, pages),
         console_pages(services, pages),
+        job_pages(services, pages),
         key_pages(services.keys, services.apis, pages),
         token_pages(services.tokens, services.apis, pages),
         audit_pages(services.audit_log, pages),

@@ -31,6 +31,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)} | {0x7F: "␡"}
 #: Characters that change the direction of text, with which a line could look like another one.
 _CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F], "�")
+_CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), "�")  # halves of characters, which JSON may contain and UTF-8 can't
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -46,6 +47,7 @@ class NavigationItem:
 #: The navigation, in its order.
 NAVIGATION = (
     NavigationItem("APIs", f"{PREFIX}/", f"{PREFIX}/apis/"),
+    NavigationItem("Jobs", f"{PREFIX}/jobs", f"{PREFIX}/jobs/"),
     NavigationItem("API keys", f"{PREFIX}/keys", f"{PREFIX}/keys/"),
     NavigationItem("Tokens", f"{PREFIX}/tokens", f"{PREFIX}/tokens/"),
     NavigationItem("Audit", f"{PREFIX}/audit"),
@@ -135,6 +137,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "ago": ago,
         "bytes": size,
+        "duration": duration,
         "from_unix": from_unix,
         "iso": iso,
         "milliseconds": milliseconds,
@@ -165,6 +168,19 @@ def milliseconds(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "–"
     return f"{_short(seconds)} s" if seconds >= 1 else f"{_short(seconds * 1000)} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units: `40 s`, `3 min 20 s`, `2 h 5 min`, `4 d 1 h`; `–` if unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 60:
+        return f"{_short(max(0.0, seconds))} s"
+    for length, unit, part, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= length:
+            rest = int(seconds % length) // part
+            return f"{int(seconds // length)} {unit}{f' {rest} {name}' if rest else ''}"
+    raise AssertionError(seconds)
 
 
 def percent(value: float | None) -> str:

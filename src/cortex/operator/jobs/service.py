@@ -19,7 +19,8 @@ from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.output import dead_letter_lines, result_lines
-from cortex.jobs.records import list_jobs, summarize
+from cortex.jobs.queries import ErrorGroup, group_errors
+from cortex.jobs.records import JobFilter, list_jobs, summarize
 from cortex.jobs.spec import (
     SCHEDULED_FOR,
     TASK_BATCH,
@@ -135,9 +136,14 @@ class JobService:
         """Return one job. Raises: NotFoundError."""
         return self._view(await self._require(api, job_id))
 
-    async def list(self, api: str, limit: int = 10) -> list[JobView]:
-        """Return the newest jobs of an API."""
-        return [self._view(job) for job in await self._store.read(list_jobs, api, limit)]
+    async def list(self, chosen: str | JobFilter, limit: int = 10) -> list[JobView]:
+        """Return the newest jobs of an API, or of those that a filter selects."""
+        return [self._view(job) for job in await self._store.read(list_jobs, chosen, limit)]
+
+    async def errors(self, api: str, job_id: str) -> Sequence[ErrorGroup]:
+        """Return the errors of a job's dead letters, those of the most batches first. Raises: NotFoundError."""
+        await self._require(api, job_id)
+        return await self._store.read(group_errors, job_id)
 
     async def stop(self, api: str, job_id: str) -> None:
         """Stop a job and abandon its running batches. Raises: NotFoundError, ConflictError if it is over."""

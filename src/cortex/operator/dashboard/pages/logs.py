@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from cortex.engine.logs import LogLine
 from cortex.operator.dashboard.pages.apis import api_row
 from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.http.log_format import LogForm, line_fields
@@ -35,13 +37,12 @@ def log_pages(services: Services, pages: Pages) -> APIRouter:
         id, replica = id.strip(), replica.strip()
         form = LogForm(request=id if _REQUEST_ID.fullmatch(id) else None)
         found = await read_logs(services.log_sources(), api, replica or None, lines, form)
-        fields = [line_fields(line) for line in found]
         return pages.page(
             request,
             "api_logs.html",
             row=row,
             tab="logs",
-            lines=[each | {"css": _css(each)} for each in fields],
+            lines=styled_lines(found),
             id=id,
             replica=replica,
             count=lines,
@@ -49,6 +50,12 @@ def log_pages(services: Services, pages: Pages) -> APIRouter:
         )
 
     return router
+
+
+def styled_lines(lines: Iterable[LogLine]) -> list[dict[str, Any]]:
+    """Return log lines as the fields of their JSON, with their class in the stylesheet as `css`."""
+    found = [line_fields(line) for line in lines]
+    return [each | {"css": _css(each)} for each in found]
 
 
 def _css(line: dict[str, Any]) -> str:

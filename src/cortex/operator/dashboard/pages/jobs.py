@@ -1,0 +1,184 @@
+"""Pages of jobs: the list of all, and of one its progress, errors, logs and submission, with a button that stops it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from cortex.jobs.http.view import JobView, job_json, spec_json, status_json
+from cortex.jobs.records import JobFilter
+from cortex.lifecycle import JobStatus
+from cortex.operator.dashboard.masking import mask_secrets
+from cortex.operator.dashboard.pages.logs import MAX_LINES, styled_lines
+from cortex.operator.dashboard.rendering import Pages, done
+from cortex.operator.dashboard.security import PREFIX
+from cortex.operator.http.log_format import LogForm
+from cortex.operator.http.log_streams import read_logs
+from cortex.operator.http.services import Services
+
+Json = dict[str, Any]
+
+#: Jobs on one page of the list.
+PAGE_JOBS = 50
+#: Groups of errors that the page of a job shows.
+_MAX_ERRORS = 20
+_LARGEST_NUMBER = 2**31 - 1
+_UNFINISHED = frozenset(status for status in JobStatus if not status.is_over)
+#: Groups of statuses by which the list can be filtered.
+STATUSES: Mapping[str, frozenset[JobStatus]] = {
+    "unfinished": _UNFINISHED,
+    "succeeded": frozenset({JobStatus.SUCCEEDED}),
+    "failed": frozenset(JobStatus) - _UNFINISHED - {JobStatus.SUCCEEDED, JobStatus.STOPPED},
+    "stopped": frozenset({JobStatus.STOPPED}),
+}
+_TONES = {
+    JobStatus.SUCCEEDED: "good",
+    JobStatus.STOPPED: "",
+    JobStatus.PENDING: "",
+    JobStatus.COMPLETED_WITH_FAILURES: "warn",
+} | dict.fromkeys((JobStatus.ENQUEUING, JobStatus.RUNNING, JobStatus.COMPLETING), "busy")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job, as the list and its own pages show it."""
+
+    view: JobView
+    status: Json  #: `job_status` of the HTTP API
+    now: float  #: UNIX seconds
+
+    @property
+    def path(self) -> str:
+        """Path of its page."""
+        return job_path(self.view.record.origin.api, self.view.record.id)
+
+    @property
+    def tone(self) -> str:
+        """Class of its status in the stylesheet."""
+        return _TONES.get(self.view.record.status, "bad")
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended."""
+        return self.view.record.status.is_over
+
+    @property
+    def finished(self) -> int:
+        """Number of batches that have succeeded or failed for good."""
+        return self.view.record.counts.succeeded + self.view.record.counts.failed
+
+    @property
+    def share(self) -> float:
+        """Finished part of the batches, from 0 to 1."""
+        return self.finished / max(1, self.view.record.counts.batches)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time from its submission to its end, or until now."""
+        return (self.view.record.ended_at or self.now) - self.view.record.created_at
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Finished items per second since its first worker began; None before the first batch."""
+        counts = self.view.record.counts
+        return self._per_second(counts.succeeded_items + counts.failed_items)
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Expected time to its last batch, if the rest is as fast as what is finished; None if unknown."""
+        if self.is_over or not (rate := self._per_second(self.finished)):
+            return None
+        return self.view.record.counts.open / rate
+
+    def _per_second(self, count: int) -> float | None:
+        record = self.view.record
+        if record.started_at is None or not count:
+            return None
+        return count / max((record.ended_at or self.now) - record.started_at, 0.001)
+
+
+def job_path(api: str, job: str) -> str:
+    """Return the path of a job's page."""
+    return f"{PREFIX}/jobs/{api}/{job}"
+
+
+def job_pages(services: Services, pages: Pages) -> APIRouter:
+    """Return the pages."""
+    router = APIRouter()
+
+    @router.get("/jobs")
+    async def show_jobs(
+        request: Request,
+        api: str = "",
+        status: str = "",
+        before: Annotated[int | None, Query(ge=1, le=_LARGEST_NUMBER)] = None,
+    ) -> Response:
+        """Show the jobs that the session's token permits, newest first."""
+        only = request.state.principal.api
+        chosen = JobFilter(only or api.strip() or None, STATUSES.get(status, frozenset()), before)
+        found = await services.jobs.list(chosen, PAGE_JOBS + 1)
+        deployed = [each for each in services.apis.records() if only in (None, each.name)]
+        names = {each.name for each in deployed if each.spec.kind.runs_jobs} | set(filter(None, [chosen.api]))
+        return pages.page(
+            request,
+            "jobs/list.html",
+            rows=[_row(view) for view in found[:PAGE_JOBS]],
+            following=found[PAGE_JOBS - 1].record.number if len(found) > PAGE_JOBS else None,
+            apis=sorted(names),
+            api=chosen.api or "",
+            statuses=STATUSES,
+            status=status,
+            before=before,
+        )
+
+    @router.get("/jobs/{api}/{job}")
+    async def show_job(request: Request, api: str, job: str) -> Response:
+        """Show the progress of a job, and its errors."""
+        row = await job_row(services, api, job)
+        errors = await services.jobs.errors(api, job) if row.view.record.counts.failed else []
+        return pages.page(
+            request, "jobs/job.html", row=row, tab="overview", errors=errors[:_MAX_ERRORS], kinds=len(errors)
+        )
+
+    @router.get("/jobs/{api}/{job}/logs")
+    async def show_logs(
+        request: Request, api: str, job: str, lines: Annotated[int, Query(ge=1, le=MAX_LINES)] = 200
+    ) -> Response:
+        """Show the newest lines of a job's workers."""
+        row = await job_row(services, api, job)
+        found = await read_logs(services.log_sources(), f"{api}/{job}", None, lines, LogForm())
+        return pages.page(request, "jobs/logs.html", row=row, tab="logs", lines=styled_lines(found), count=lines)
+
+    @router.get("/jobs/{api}/{job}/submission")
+    async def show_submission(request: Request, api: str, job: str) -> Response:
+        """Show what was submitted, without the items, and the configuration of the API at that time."""
+        row = await job_row(services, api, job)
+        return pages.page(
+            request,
+            "jobs/submission.html",
+            row=row,
+            tab="submission",
+            submission=mask_secrets(spec_json(row.view.record)),
+            api_spec=mask_secrets(job_json(row.view)["api_spec"]),
+        )
+
+    @router.post("/jobs/{api}/{job}/stop")
+    async def stop(request: Request, api: str, job: str) -> Response:
+        """Stop the job, and abandon its running batches."""
+        await services.jobs.stop(api, job)
+        return done(request, job_path(api, job), f"stopped job {job}")
+
+    return router
+
+
+async def job_row(services: Services, api: str, job: str) -> JobRow:
+    """Return what every page of a job shows. Raises: NotFoundError."""
+    return _row(await services.jobs.get(api, job))
+
+
+def _row(view: JobView) -> JobRow:
+    return JobRow(view, status_json(view), time.time())
