@@ -299,6 +299,14 @@ def test_a_retry_creates_a_job_of_the_dead_letters(where: Where) -> None:
         assert [result.first_item for result in await store.read(read_results, again.id, 340)] == [
             seq * 6 for seq in range(341, 350)
         ]
+        one = await store.retry(job.id, ORIGIN, options(), seq=4)
+        assert (one.counts.batches, one.source["seq"]) == (1, 4)
+        leased = await harness.lease(one)
+        assert leased.lease is not None
+        assert [batch.payload for batch in leased.lease.batches] == [b"[12,13,14]"]
+        for seq in (5, 10**9):
+            with pytest.raises(NotFoundError, match=f"has no dead letter {seq}"):
+                await store.retry(job.id, ORIGIN, options(), seq=seq)
         with pytest.raises(ConflictError, match="has no dead letters"):
             await store.retry(again.id, ORIGIN, options())
         with pytest.raises(NotFoundError):

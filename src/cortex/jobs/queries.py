@@ -14,7 +14,7 @@ from cortex.jobs.spec import BatchResult, DeadLetter
 from cortex.state.tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
 
 #: Characters of an error by which dead letters are grouped.
-_MAX_ERROR = 300
+_MAX_ERROR = 1_000
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 #: Maximum size of a page, unless its first row alone is larger.
 MAX_BYTES = 4 * 2**20

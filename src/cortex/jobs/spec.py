@@ -64,6 +64,7 @@ class RetryOf:
     """The items are the dead letters of an earlier job, in their batches."""
 
     job_id: str
+    seq: int | None = None  #: only the dead letter with this number; None: all
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ _FILE_SOURCES: dict[str, type[FilePathLister]] = {"file_path_lister": FilePathLi
 def source_to_json(source: Source) -> dict[str, Any]:
     """Return a source as the JSON that is stored with the job: enough to read files again, without the items."""
     if isinstance(source, RetryOf):
-        return {"kind": "retry_of", "retry_of": source.job_id}
+        only = {} if source.seq is None else {"seq": source.seq}
+        return {"kind": "retry_of", "retry_of": source.job_id, **only}
     if isinstance(source, TaskCall):
         return {"kind": "task"}
     if isinstance(source, FilePathLister):
@@ -92,7 +94,7 @@ def source_to_json(source: Source) -> dict[str, Any]:
 def source_from_json(data: Mapping[str, Any]) -> Source:
     """Return the stored source; an item list has no items."""
     if "retry_of" in data:
-        return RetryOf(data["retry_of"])
+        return RetryOf(data["retry_of"], data.get("seq"))
     kind = data["kind"]
     if kind == "task":
         return TaskCall()

@@ -157,18 +157,18 @@ class JobStore:
         await self._writer.run(lambda connection: batch_queue.finish_enqueuing(connection, job_id, self._clock()))
         return await self._require(job_id)
 
-    async def retry(self, job_id: str, origin: JobOrigin, options: JobOptions) -> JobRecord:
+    async def retry(self, job_id: str, origin: JobOrigin, options: JobOptions, seq: int | None = None) -> JobRecord:
         """Store a new job with the dead letters of a job that is over, or with the call of a task that failed.
 
-        Raises: NotFoundError, ConflictError, InputError.
+        `seq` selects one dead letter. Raises: NotFoundError, ConflictError, InputError.
         """
-        old, source = await self._require(job_id), source_to_json(RetryOf(job_id))
+        old, source = await self._require(job_id), source_to_json(RetryOf(job_id, seq))
         if (again := batches_to_retry(old, origin, options)) is not None:
             return await self.create(origin, options, source, again)
         new_id = self._new_id()
         number = await self.write(insert_job, new_id, origin, options, source, self._clock(), Presence.STORING)
         try:
-            await self._copy_dead_letters(old, number)
+            await self._copy_dead_letters(old, number, seq)
             await self._writer.run(
                 lambda connection: batch_queue.publish_job(connection, number, new_id, self._clock())
             )
@@ -320,12 +320,16 @@ class JobStore:
             await self._discard(number)
             raise
 
-    async def _copy_dead_letters(self, old: JobRecord, number: int) -> None:
-        def copy(connection: Connection, after: int) -> int | None:
+    async def _copy_dead_letters(self, old: JobRecord, number: int, seq: int | None) -> None:
+        def copy(connection: Connection, after: int, limit: int = _CHUNK_BATCHES // 4) -> int | None:
             if open_ledger(connection, old.id) is None:
                 raise NotFoundError(f"job {old.id} was deleted")
-            return batch_queue.add_dead_letters(connection, number, old.number, after, _CHUNK_BATCHES // 4)
+            return batch_queue.add_dead_letters(connection, number, old.number, after, limit)
 
+        if seq is not None:
+            if await self.write(copy, seq - 1, 1) != seq:
+                raise NotFoundError(f"job {old.id} has no dead letter {seq}")
+            return
         after: int | None = -1
         while after is not None:
             after = await self.write(copy, after)

@@ -123,7 +123,6 @@ PAGES = [
     "/dashboard/jobs",
     "/dashboard/jobs?api=iris&status=failed",
 ]
-JOB = "7000000000000000"  #: a job that does not exist
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/dashboard/sign-in", "/dashboard/nothing", "/dashboard/static/nothing"])

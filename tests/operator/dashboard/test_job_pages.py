@@ -99,21 +99,25 @@ def test_the_page_of_a_job_shows_progress_workers_and_errors(home: Home) -> None
     visit(home, scenario)
 
 
-@pytest.mark.parametrize("path", ["", "/logs", "/submission"])
+@pytest.mark.parametrize("path", ["", "/dead-letters", "/logs", "/submission"])
 def test_hostile_texts_are_shown_as_texts(home: Home, path: str) -> None:
     async def scenario(pages: JobPages) -> None:
         text = HOSTILE.replace("\ud800", "").replace("\x00", "")  # a database of jobs has neither
         config = {HOSTILE: HOSTILE, "api_key": "swordfish", "url": "redis://u:swordfish@host/0"}
         source = {"kind": "upload", "batch_size": 1, "paths": ["s3://u:swordfish@b/"]}
         webhook = "https://hooks.example.org/swordfish"
-        job = await pages.submit(b"[1]", config=config, webhook=webhook, source=source)
-        await pages.fail(job, BatchFailure(0, text, text))
+        payload = json.dumps([{"text": HOSTILE, "token": "swordfish", HOSTILE: 1}]).encode()
+        job = await pages.submit(payload, config=config, webhook=webhook, source=source)
+        await pages.fail(job, BatchFailure(0, f"{text} redis://u:swordfish@host", text))
         other = await pages.submit(b"[1]")
-        await pages.store.change(other.id, JobStatus.WORKER_ERROR, text, text * 1000)
+        secret = " redis://u:swordfish@host"
+        await pages.store.change(other.id, JobStatus.WORKER_ERROR, text + secret, text * 1000 + secret)
         for each in (job, other):
             write_logs(home, each, HOSTILE.encode(errors="surrogatepass") + b"\xff\xfe")
             page = check(await pages.get(f"/jobs/digits/{each.id}{path}"))
-            assert "&lt;script&gt;" in page.text or (each is other and path == "/submission"), page.main
+            assert "&lt;script&gt;" in page.text or (each is other and path in ("/submission", "/dead-letters")), (
+                page.main
+            )
         check(await pages.get("/jobs"))
 
     visit(home, scenario)
@@ -170,5 +174,86 @@ def test_a_task_has_no_batches(home: Home) -> None:
         assert "ValueError: bad" in page.main
         assert "batches" not in page.main
         check(await pages.get(f"/jobs/train/{task.id}/submission"))
+
+    visit(home, scenario)
+
+
+def test_dead_letters_are_shown_in_pages(home: Home) -> None:
+    async def scenario(pages: JobPages) -> None:
+        pages.deploy("digits")
+        job = await pages.submit(*(b"[%d]" % number for number in range(50)))
+        await pages.fail(job, *(BatchFailure(seq, f"ValueError: bad {seq}", f"line {seq}") for seq in range(0, 50, 2)))
+        first = check(await pages.get(f"/jobs/digits/{job.id}/dead-letters"))
+        assert "Batch 38 item 39 of the input 1 attempt" in first.main
+        assert "Batch 40" not in first.main
+        assert "ValueError: bad 38" in first.main
+        assert "line 38" in first.main
+        second = check(await pages.get(f"/jobs/digits/{job.id}/dead-letters?after=38"))
+        assert "Batch 48" in second.main
+        assert "Next" not in second.main
+        assert "No further" in check(await pages.get(f"/jobs/digits/{job.id}/dead-letters?after=999")).main
+
+    visit(home, scenario)
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b'[{"password": "swordfish", "text": "a\\ud800b"}]', "********"),
+        (b"[" * 5000 + b"]" * 5000, "too large for this page"),
+        (b"[%s]" % (b"9" * 5000), "too large for this page"),
+        (b'["\xff\xfe"]', "too large for this page"),
+        (b'["%s"]' % (b"x" * 300_000), "too large for this page"),
+        (b'["%s"]' % (b"x" * 30_000), "The rest is not shown"),
+    ],
+)
+def test_payloads_are_masked_and_bounded(home: Home, payload: bytes, shown: str) -> None:
+    async def scenario(pages: JobPages) -> None:
+        job = await pages.submit(payload)
+        text = "e" * 50_000 + " redis://u:swordfish@host"
+        await pages.fail(job, BatchFailure(0, text, text))
+        page = check(await pages.get(f"/jobs/digits/{job.id}/dead-letters"))
+        assert shown in page.main
+        assert len(page.text) < 40_000
+
+    visit(home, scenario)
+
+
+def test_one_dead_letter_or_all_are_retried(home: Home) -> None:
+    async def scenario(pages: JobPages) -> None:
+        pages.deploy("digits")
+        job = await pages.submit(b"[1]", b"[2]", b"[3]")
+        path = f"/jobs/digits/{job.id}"
+        assert (await pages.post(f"{path}/retry")).status == 409
+        await pages.fail(job, BatchFailure(0, "ValueError: a"), BatchFailure(2, "ValueError: c"))
+        one = await pages.post(f"{path}/retry", seq="2")
+        assert one.status == 303
+        retried = (await pages.jobs.list("digits"))[0].record
+        assert (retried.counts.batches, retried.source) == (1, {"kind": "retry_of", "retry_of": job.id, "seq": 2})
+        leased = await pages.store.lease(retried.id, "w", 1, [], 10, 2**20)
+        assert leased.lease is not None
+        assert [batch.payload for batch in leased.lease.batches] == [b"[3]"]
+        page = check(await pages.get(one.location.removeprefix("/dashboard")))
+        assert f"submitted as a retry of batch 2 of {job.id}" in page.main
+        assert f'Retry of <a href="/dashboard{path}">' in page.text
+        letters = check(await pages.get(f"{path}/dead-letters"))
+        assert letters.main.count("in the retry") == 1
+        assert (await pages.post(f"{path}/retry")).status == 303
+        assert check(await pages.get(f"{path}/dead-letters")).main.count("in the retry") == 3
+        assert "all dead letters" in check(await pages.get(path)).main
+        for seq, status in {"1": 404, "99": 404, "x": 400, "-1": 400, "٣": 400, "9" * 20: 400}.items():
+            assert (await pages.post(f"{path}/retry", seq=seq)).status == status, seq
+        assert len(await pages.jobs.list("digits", 100)) == 3
+
+    visit(home, scenario)
+
+
+def test_jobs_of_a_deleted_api_can_be_read_but_not_retried(home: Home) -> None:
+    async def scenario(pages: JobPages) -> None:
+        job = await pages.submit(b"[1]")
+        await pages.fail(job, BatchFailure(0, "ValueError: a"))
+        for path in ("", "/dead-letters", "/logs", "/submission"):
+            assert "/retry" not in check(await pages.get(f"/jobs/digits/{job.id}{path}")).text
+        assert (await pages.post(f"/jobs/digits/{job.id}/retry")).status == 404
 
     visit(home, scenario)

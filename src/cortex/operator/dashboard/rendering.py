@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from cortex import __version__
+from cortex.config.masking import mask_secrets
 from cortex.errors import CortexError, NotFoundError
 from cortex.operator.dashboard.security import PREFIX, permits
 from cortex.operator.dashboard.sessions import DashboardSession
@@ -32,6 +33,8 @@ _CONTROLS = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x
 #: Characters that change the direction of text, with which a line could look like another one.
 _CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F], "�")
 _CONTROLS |= dict.fromkeys(range(0xD800, 0xE000), "�")  # halves of characters, which JSON may contain and UTF-8 can't
+#: Larger JSON is not shown.
+MAX_JSON_BYTES = 256 * 1024
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -140,6 +143,7 @@ def _environment() -> Environment:
         "duration": duration,
         "from_unix": from_unix,
         "iso": iso,
+        "masked": mask_secrets,
         "milliseconds": milliseconds,
         "number": number,
         "percent": percent,
@@ -231,6 +235,16 @@ def printable(text: object) -> str:
 def as_yaml(data: object) -> str:
     """Return JSON data as YAML."""
     return yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, allow_unicode=True, width=100).strip()
+
+
+def shown_json(content: bytes) -> str:
+    """Return JSON as indented text with its secrets masked; "" if it is large or can't be parsed."""
+    if len(content) > MAX_JSON_BYTES:
+        return ""
+    try:
+        return json.dumps(mask_secrets(json.loads(content)), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # the secrets of such text are unknown, so it is not shown
+        return ""
 
 
 def _moment(moment: datetime | str) -> datetime:

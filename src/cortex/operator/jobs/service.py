@@ -19,12 +19,13 @@ from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.output import dead_letter_lines, result_lines
-from cortex.jobs.queries import ErrorGroup, group_errors
+from cortex.jobs.queries import ErrorGroup, group_errors, read_dead_letters
 from cortex.jobs.records import JobFilter, list_jobs, summarize
 from cortex.jobs.spec import (
     SCHEDULED_FOR,
     TASK_BATCH,
     TRACEPARENT,
+    DeadLetter,
     DelimitedFiles,
     FilePathLister,
     ItemList,
@@ -44,6 +45,8 @@ from cortex.operator.jobs.plan import JobWorkerState
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.state.queries.apis import ApiRecord, ApiStore
 
+#: Jobs of an API among which retries of one are searched: about as many as are kept.
+_RECENT_JOBS = 100
 #: Summary of an API before its first job.
 NO_JOBS: dict[str, Any] = {"running_jobs": 0, "latest_job_id": None}
 
@@ -155,21 +158,33 @@ class JobService:
             raise ConflictError(f"{job.origin.kind} job has already been stopped")
         raise ConflictError(f"cannot stop {job.origin.kind} job because it is not in progress")
 
-    async def retry_failed(self, api: str, job_id: str, workers: int | None = None) -> JobRecord:
-        """Submit the failed batches of a finished job as a new job. Raises: like `JobStore.retry`."""
+    async def retry_failed(
+        self, api: str, job_id: str, workers: int | None = None, seq: int | None = None
+    ) -> JobRecord:
+        """Submit the failed batches of a finished job, or one of them, as a new job. Raises: like `JobStore.retry`."""
         old = await self._require(api, job_id)
         record = self._require_api(api)
         options = old.options if workers is None else replace(old.options, workers=workers)
         with self._reconciler.submitting(record.target):
-            job = await self._store.retry(job_id, _origin(record), options)
+            job = await self._store.retry(job_id, _origin(record), options, seq)
             self._start_reconciling(job)
         return job
+
+    async def retries(self, api: str, job_id: str) -> Sequence[JobView]:
+        """Return the jobs that retry a job, the newest first, among the newest jobs of its API."""
+        found = await self._store.read(list_jobs, api, _RECENT_JOBS)
+        return [self._view(job) for job in found if job.source.get("retry_of") == job_id]
 
     async def results(self, api: str, job_id: str) -> AsyncIterator[bytes]:
         """Yield the results of the batches, one line of JSON each. Raises: NotFoundError."""
         await self._require(api, job_id)
         async for lines in result_lines(self._store, job_id):
             yield b"".join(lines)
+
+    async def read_dead_letters(self, api: str, job_id: str, after: int, limit: int) -> Sequence[DeadLetter]:
+        """Return up to `limit` dead letters after batch `after`, fewer if they are large. Raises: NotFoundError."""
+        await self._require(api, job_id)
+        return await self._store.read(read_dead_letters, job_id, after, limit)
 
     async def dead_letters(self, api: str, job_id: str) -> AsyncIterator[bytes]:
         """Yield the dead letters, one line of JSON each. Raises: NotFoundError."""

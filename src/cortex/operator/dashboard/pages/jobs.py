@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from cortex.config.masking import mask_secrets
+from cortex.errors import InputError
 from cortex.jobs.http.view import JobView, job_json, spec_json, status_json
 from cortex.jobs.records import JobFilter
+from cortex.jobs.spec import DeadLetter
 from cortex.lifecycle import JobStatus
-from cortex.operator.dashboard.masking import mask_secrets
+from cortex.operator.access.audit import record_change
 from cortex.operator.dashboard.pages.logs import MAX_LINES, styled_lines
-from cortex.operator.dashboard.rendering import Pages, done
-from cortex.operator.dashboard.security import PREFIX
+from cortex.operator.dashboard.rendering import Pages, done, shown_json
+from cortex.operator.dashboard.security import PREFIX, form_of
 from cortex.operator.http.log_format import LogForm
 from cortex.operator.http.log_streams import read_logs
 from cortex.operator.http.services import Services
@@ -24,6 +28,9 @@ Json = dict[str, Any]
 
 #: Jobs on one page of the list.
 PAGE_JOBS = 50
+#: Dead letters on one page, and the characters of each that are shown.
+PAGE_LETTERS = 20
+_MAX_ERROR, _MAX_TRACEBACK, _MAX_PAYLOAD = 1_000, 8_000, 4_000
 #: Groups of errors that the page of a job shows.
 _MAX_ERRORS = 20
 _LARGEST_NUMBER = 2**31 - 1
@@ -50,6 +57,7 @@ class JobRow:
     view: JobView
     status: Json  #: `job_status` of the HTTP API
     now: float  #: UNIX seconds
+    is_deployed: bool  #: its API is
 
     @property
     def path(self) -> str:
@@ -65,6 +73,13 @@ class JobRow:
     def is_over(self) -> bool:
         """True if it has ended."""
         return self.view.record.status.is_over
+
+    @property
+    def can_retry(self) -> bool:
+        """True if a new job can run its dead letters, or the call of a task, again."""
+        record = self.view.record
+        is_failed_task = record.origin.is_task and record.status is not JobStatus.SUCCEEDED
+        return self.is_deployed and self.is_over and (record.counts.failed > 0 or is_failed_task)
 
     @property
     def finished(self) -> int:
@@ -101,6 +116,18 @@ class JobRow:
         return count / max((record.ended_at or self.now) - record.started_at, 0.001)
 
 
+@dataclass(frozen=True)
+class ShownLetter:
+    """A dead letter, cut to what fits on a page, with its secrets masked."""
+
+    letter: DeadLetter
+    error: str
+    traceback: str  #: its end, where the exception is
+    payload: str  #: "" if it is too large
+    is_cut: bool  #: the payload is longer
+    retries: Sequence[JobRow]  #: jobs that contain it, the newest first
+
+
 def job_path(api: str, job: str) -> str:
     """Return the path of a job's page."""
     return f"{PREFIX}/jobs/{api}/{job}"
@@ -126,7 +153,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         return pages.page(
             request,
             "jobs/list.html",
-            rows=[_row(view) for view in found[:PAGE_JOBS]],
+            rows=[_row(services, view) for view in found[:PAGE_JOBS]],
             following=found[PAGE_JOBS - 1].record.number if len(found) > PAGE_JOBS else None,
             apis=sorted(names),
             api=chosen.api or "",
@@ -141,7 +168,32 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         row = await job_row(services, api, job)
         errors = await services.jobs.errors(api, job) if row.view.record.counts.failed else []
         return pages.page(
-            request, "jobs/job.html", row=row, tab="overview", errors=errors[:_MAX_ERRORS], kinds=len(errors)
+            request,
+            "jobs/job.html",
+            row=row,
+            tab="",
+            errors=errors[:_MAX_ERRORS],
+            kinds=len(errors),
+            retries=await _retries(services, api, job),
+        )
+
+    @router.get("/jobs/{api}/{job}/dead-letters")
+    async def show_dead_letters(
+        request: Request, api: str, job: str, after: Annotated[int, Query(ge=-1, le=_LARGEST_NUMBER)] = -1
+    ) -> Response:
+        """Show the batches of a job that failed for good."""
+        row = await job_row(services, api, job)
+        found = await services.jobs.read_dead_letters(api, job, after, PAGE_LETTERS)
+        has_more = bool(found and await services.jobs.read_dead_letters(api, job, found[-1].seq, 1))
+        retries = await _retries(services, api, job)
+        return pages.page(
+            request,
+            "jobs/dead_letters.html",
+            row=row,
+            tab="dead-letters",
+            letters=await asyncio.to_thread(lambda: [_shown(letter, retries) for letter in found]),
+            after=after,
+            following=found[-1].seq if has_more else None,
         )
 
     @router.get("/jobs/{api}/{job}/logs")
@@ -163,7 +215,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
             row=row,
             tab="submission",
             submission=mask_secrets(spec_json(row.view.record)),
-            api_spec=mask_secrets(job_json(row.view)["api_spec"]),
+            api_spec=job_json(row.view)["api_spec"],
         )
 
     @router.post("/jobs/{api}/{job}/stop")
@@ -172,13 +224,41 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         await services.jobs.stop(api, job)
         return done(request, job_path(api, job), f"stopped job {job}")
 
+    @router.post("/jobs/{api}/{job}/retry")
+    async def retry(request: Request, api: str, job: str) -> Response:
+        """Submit the dead letters of the job, or the one that the form names, as a new job."""
+        seq = form_of(request).get("seq")
+        if seq is not None and not (seq.isascii() and seq.isdigit() and len(seq) < 10):
+            raise InputError(f"{seq[:20]!r} is not the number of a dead letter")
+        retried = await services.jobs.retry_failed(api, job, seq=None if seq is None else int(seq))
+        what = job if seq is None else f"batch {seq} of {job}"
+        record_change(request, f"{what} as {retried.id}", api)
+        return done(request, job_path(api, retried.id), f"submitted as a retry of {what}")
+
     return router
+
+
+def _shown(letter: DeadLetter, retries: Sequence[JobRow]) -> ShownLetter:
+    payload = shown_json(letter.payload)
+    return ShownLetter(
+        letter,
+        error=mask_secrets(letter.error)[:_MAX_ERROR],
+        traceback=mask_secrets(letter.traceback)[-_MAX_TRACEBACK:],
+        payload=payload[:_MAX_PAYLOAD],
+        is_cut=len(payload) > _MAX_PAYLOAD,
+        retries=[row for row in retries if row.view.record.source.get("seq") in (None, letter.seq)],
+    )
+
+
+async def _retries(services: Services, api: str, job: str) -> list[JobRow]:
+    return [_row(services, view) for view in await services.jobs.retries(api, job)]
 
 
 async def job_row(services: Services, api: str, job: str) -> JobRow:
     """Return what every page of a job shows. Raises: NotFoundError."""
-    return _row(await services.jobs.get(api, job))
+    return _row(services, await services.jobs.get(api, job))
 
 
-def _row(view: JobView) -> JobRow:
-    return JobRow(view, status_json(view), time.time())
+def _row(services: Services, view: JobView) -> JobRow:
+    is_deployed = services.apis.get(view.record.origin.api) is not None
+    return JobRow(view, status_json(view), time.time(), is_deployed)
