@@ -34,7 +34,7 @@ from urllib.parse import urlencode
 from cortex.client.packaging import find_config
 from cortex.config.schema import Api
 from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
-from cortex.dev.local.project import LocalProject, spec_for_this_process
+from cortex.dev.local.project import LocalProject, call_in_thread, spec_for_this_process
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
@@ -148,7 +148,7 @@ class LoadedApi:
         try:
             with self._in_project():
                 if isinstance(self._local, ApplicationApi):
-                    _run_on_thread(self._local.load)  # the event loop of an asynchronous test may run on this one
+                    call_in_thread(self._local.load)  # the event loop of an asynchronous test may run on this one
                 else:
                     self._local.load()
         except BaseException:
@@ -179,7 +179,7 @@ class LoadedApi:
             if isinstance(self._local, ApplicationApi):
                 stop = self._local.stop
                 self._loop.call_soon(stop)
-                _run_on_thread(self._loop.run_forever)
+                call_in_thread(self._loop.run_forever)
             else:
                 self._local.close()
         self._leave()
@@ -291,7 +291,7 @@ class LoadedApi:
         if isinstance(local, RequestApi):
             local.runner.run()
         else:
-            _run_on_thread(self._loop.run_forever)
+            call_in_thread(self._loop.run_forever)
         client.join()
         if isinstance(local, RequestApi):
             local.open()  # for the next request
@@ -379,19 +379,3 @@ def _send(
     connection.request(method, url, body or None, dict(headers))
     response = connection.getresponse()
     return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
-
-
-def _run_on_thread(call: Any) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="event-loop")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]

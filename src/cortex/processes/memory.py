@@ -33,7 +33,7 @@ class MemoryUse:
 def memory_use(pid: int) -> MemoryUse:
     """Return the memory of a process; zeros if it has ended, or if it may not be inspected.
 
-    The kernel visits each page: this takes milliseconds per gigabyte.
+    The kernel visits each page: for a gigabyte in pages of 4 KiB, this takes about a tenth of a second.
     """
     try:
         return parse_smaps(Path(f"/proc/{pid}/smaps_rollup").read_text())

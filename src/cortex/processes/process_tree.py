@@ -26,6 +26,11 @@ def children(pid: int) -> list[int]:
 def is_running(pid: int) -> bool:
     """Return whether a process has not ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
+        return stat_fields(pid)[0] not in "ZX"
+    except (OSError, IndexError):
         return False
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of `/proc/PID/stat` from the third on: state, parent and so on. Raises: OSError."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

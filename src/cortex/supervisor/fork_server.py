@@ -22,11 +22,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.memory import memory_use
+from cortex.processes.process_tree import stat_fields
 from cortex.replica.channel import Channel
 from cortex.replica.forks.fork_server import WorkerDescriptors, WorkerResources, run_request_fork_server
 from cortex.replica.orphan import Inheritance
@@ -290,6 +290,6 @@ def _memory_bytes(pid: int | None, limit: int | None) -> int:
 def _parent(pid: int) -> int:
     """Return the parent of a process. Raises: ValueError if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(stat_fields(pid)[1])
     except (OSError, IndexError) as error:
         raise ValueError(f"process {pid} has ended") from error

@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from cortex.jobs.http.wire import RenewalRequest, write_renew
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
+from cortex.processes.process_tree import stat_fields
 from cortex.replica.channel import Channel
 from cortex.replica.jobs.job_worker import run_job_worker
 from cortex.replica.jobs.shared_state import SharedJobState
@@ -220,7 +220,6 @@ class _LeaseRenewal:
 def _runs(pid: int) -> bool:
     """Return whether a process is not stopped by a signal or a debugger; a stopped one must not keep its leases."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat_fields(pid)[0] not in "TtZX"
     except (OSError, IndexError):
         return False
-    return state not in ("T", "t", "Z", "X")

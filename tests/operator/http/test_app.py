@@ -205,6 +205,17 @@ def test_rejects_an_upload_with_a_too_large_content_length_unread(operator: Runn
     connection.close()
 
 
+def test_the_memory_of_replicas_is_measured_for_one_api_and_not_while_a_client_waits(operator: RunningOperator) -> None:
+    operator.deploy(config("measured"))
+    operator.wait("measured")
+    waited = operator.call("GET", "/v1/apis/measured/wait?timeout=0")[1]
+    assert "memory" not in waited
+    described = operator.call("GET", "/v1/apis/measured")[1]
+    assert isinstance(described["memory"], list)
+    assert described.keys() - waited.keys() == {"memory"}
+    operator.call("DELETE", "/v1/apis/measured")
+
+
 def test_masks_the_values_of_environment_variables(operator: RunningOperator) -> None:
     yaml = config("secretive").replace("path: handler.py", "path: handler.py\n    env: {KEY: swordfish}")
     operator.deploy(yaml)

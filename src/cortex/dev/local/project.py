@@ -129,12 +129,17 @@ async def _spec(
 
 def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end on a thread of its own: an event loop may run on this one."""
+    return call_in_thread(lambda: asyncio.run(coroutine))
+
+
+def call_in_thread(call: Callable[[], T]) -> T:
+    """Call a function on a thread of its own; return its result, or raise its exception."""
     results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            results.append(asyncio.run(coroutine))
+            results.append(call())
         except BaseException as error:
             errors.append(error)
 

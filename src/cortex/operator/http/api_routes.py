@@ -117,8 +117,11 @@ def api_routes(services: Services) -> APIRouter:
 
     @router.get("/{api}")
     async def get_api(api: str) -> Json:
-        """Return one API."""
-        return await describe_api(services, services.api(api))
+        """Return one API, with the memory of its replicas."""
+        described = await describe_api(services, services.api(api))
+        if services.api(api).spec.kind.has_replicas:
+            described["memory"] = await _memory(services, api)
+        return described
 
     @router.get("/{api}/wait")
     async def wait(api: str, timeout: Annotated[float, Query(ge=0, le=_MAX_WAIT_S)] = 30.0) -> Json:
@@ -199,8 +202,6 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described[name] = [status_json(job) for job in jobs]
     if record.spec.kind.has_replicas and (room := services.scaling.room(record)) is not None:
         described["room"] = asdict(room)
-    if record.spec.kind.has_replicas:
-        described["memory"] = await _memory(services, record.name)
     if record.spec.tracker is not None:
         described["tracker"] = await asyncio.to_thread(services.tracking.describe, record)
     return described
@@ -218,6 +219,7 @@ async def describe_apis(services: Services, only: str | None = None) -> list[Jso
 
 
 async def _memory(services: Services, api: str) -> list[Json]:
+    """Return the memory of each replica. The kernel visits each page for it: not for routes that clients poll."""
     used = {replica: each.memory for replica, each in (await services.metrics.usage()).items() if each.api == api}
     return [
         {
