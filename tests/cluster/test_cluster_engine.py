@@ -100,7 +100,7 @@ async def cluster(home: Home, nodes: list[LocalNode], cores: float = 4.0) -> Asy
         await engine.shutdown()
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     async with asyncio.timeout(timeout_s):
         while not (found := condition()):
             await asyncio.sleep(0.02)
@@ -262,7 +262,7 @@ def test_ended_nodes_leave_no_metrics_behind(home: Home, monkeypatch: pytest.Mon
             await made.engine.end_nodes()
             assert made.ended == [spec.id]
             assert node.process is not None
-            await asyncio.to_thread(node.process.wait, 30)
+            await asyncio.to_thread(node.process.wait, PATIENCE_S)
             assert not node.home.metrics_dir.exists()
 
     with tempfile.TemporaryDirectory(prefix="cx-") as folder, local_nodes(Path(folder), 1) as [alone]:

@@ -21,7 +21,7 @@ from cortex.cluster import node_client as client_module
 from cortex.cluster import transport
 from cortex.cluster.credentials import TlsIdentity, node_identity
 from cortex.cluster.metrics_mirror import MetricsMirror
-from cortex.cluster.node_client import LeaderAddress, NodeClient
+from cortex.cluster.node_client import SILENCE_S, LeaderAddress, NodeClient
 from cortex.cluster.placement import NodeAddress
 from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
 from cortex.errors import InputError
@@ -271,14 +271,18 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield made
 
 
-def test_a_pause_of_the_operator_loses_no_node(home: Home, nodes: list[LocalNode]) -> None:
+def test_a_pause_of_the_operator_loses_no_node(
+    home: Home, nodes: list[LocalNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortex.cluster.node_client.SILENCE_S", SILENCE_S)
+
     async def test() -> None:
         async with cluster(home, nodes) as made:
             spec = made.spec()
             before = await ready(made, spec)
             lost: list[bool] = []
             made.engine._on_change = lambda: lost.append(spec.id not in made.engine.replicas())
-            time.sleep(4)  # as a database that answers late, or a machine that is paused, has it
+            time.sleep(SILENCE_S + 1)  # as a database that answers late, or a machine that is paused, has it
             link = made.engine.nodes[nodes[0].host]
             heard = link._heard_at
             await until(lambda: link._heard_at != heard)

@@ -57,7 +57,7 @@ def test_stores_all_values_of_all_files_in_order(tmp_path: Path, files: str) -> 
             job, log = await enqueue(store, DelimitedFiles((files,), 7))
             assert (job.status, job.counts.items, job.counts.batches) == (JobStatus.PENDING, 15_000, 2143)
             assert await stored_items(tmp_path, job) == list(range(15_000))
-            assert log == ["enqueued 2,143 batches"]
+            assert log[-1] == "enqueued 2,143 batches"
 
     asyncio.run(scenario())
 
@@ -88,7 +88,7 @@ def test_an_invalid_file_fails_the_job(tmp_path: Path, files: str) -> None:
             job, log = await enqueue(store, DelimitedFiles((files,), 1))
             assert job.status is JobStatus.ENQUEUE_FAILED
             assert job.message.startswith(f"{files}9.json: invalid JSON at byte 2 (1 oops ): ")
-            assert log == [f"enqueuing failed: {job.message}"]
+            assert log[-1] == f"enqueuing failed: {job.message}"  # perhaps after lines of progress
 
     asyncio.run(scenario())
 
