@@ -83,6 +83,7 @@ def sent_until(cortex: Installation, done: Callable[[], bool], timeout_s: float 
     return seen
 
 
+@pytest.mark.long
 def test_a_canary_that_fails_on_some_inputs_is_rolled_back(cortex: Installation, folder: Path) -> None:
     deploy(cortex, folder, version=1)
     shown = deploy(cortex, folder, version=2, fails=True)
@@ -113,7 +114,6 @@ def test_a_good_canary_replaces_the_old_revision_although_the_operator_is_killed
     assert "live" in cortex.cortex("get", "tried").stdout
 
 
-@pytest.mark.long
 def test_a_person_ends_a_trial(cortex: Installation, folder: Path) -> None:
     deploy(cortex, folder, version=11)
     cortex.cortex("promote", "tried", check=False)

@@ -127,6 +127,16 @@ def test_errors_in_clusters_count_less() -> None:
     assert 0 < four < one / 2
 
 
+def test_a_block_adds_at_most_its_cap_and_loses_without_limit() -> None:
+    evidence = Evidence(Claim.AT_MOST, 0.0, rate=0.01, cap=2.0)
+    for block in (1, 2):
+        evidence.begin_block()
+        observed(evidence, [CountWindow(90, 1, 10, 10)] * 9)
+        assert evidence.log == pytest.approx(2.0 * block, abs=0.5)
+    evidence.begin_block()
+    assert observed(evidence, [CountWindow(90, 1, 90, 0)] * 99).log < 0.5
+
+
 def test_the_mean_of_evidence_is_dominated_by_the_largest() -> None:
     assert log_mean([0.0, 0.0]) == 0
     assert log_mean([1000.0, 0.0]) == pytest.approx(1000 - math.log(2))

@@ -43,8 +43,8 @@ def judged(
 ) -> tuple[Finding, str, int]:
     """Observe windows until there is a verdict; return it, the property that decided, and the canary's requests."""
     generator, seen = random.Random(seed), 0
-    for _ in range(windows):
-        subject.observe(numbers(generator, 90, **old), numbers(generator, 30, **new), is_warm=True)
+    for window in range(windows):
+        subject.observe(numbers(generator, 90, **old), numbers(generator, 30, **new), True, 5.0 * window)
         seen += 30
         findings = subject.findings()
         if (found := overall(findings)) is not Finding.UNKNOWN:
@@ -87,7 +87,7 @@ def test_few_revisions_at_the_margins_are_found_worse() -> None:
 def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estimated() -> None:
     subject = judge()
     generator = random.Random(1)
-    subject.observe(numbers(generator, 50), numbers(generator, 5), is_warm=True)
+    subject.observe(numbers(generator, 50), numbers(generator, 5), True, 0.0)
     findings = {finding.name: finding for finding in subject.findings()}
     assert overall(findings.values()) is Finding.UNKNOWN
     assert 100 < findings["errors"].missing < 10_000
@@ -95,23 +95,28 @@ def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estim
     assert judge().findings()[0].to_json()["missing"] is None
 
 
+@pytest.mark.parametrize(("windows", "finding"), [(6, Finding.UNKNOWN), (13, Finding.WORSE)])
+def test_one_burst_of_errors_decides_nothing_and_errors_of_a_minute_do(windows: int, finding: Finding) -> None:
+    assert judged(judge(), {"error": 0.0}, {"error": 1.0}, windows)[0] is finding
+
+
 def test_latencies_of_cold_processes_are_not_compared() -> None:
     subject, generator = judge(), random.Random(1)
-    for _ in range(50):
-        subject.observe(numbers(generator, 90), numbers(generator, 30, slower=5.0), is_warm=False)
+    for window in range(50):
+        subject.observe(numbers(generator, 90), numbers(generator, 30, slower=5.0), False, 5.0 * window)
     assert all(finding.finding is not Finding.WORSE for finding in subject.findings())
 
 
 def test_the_state_survives_as_json() -> None:
     subject, generator = judge(max_prediction_shift="5%"), random.Random(1)
-    for _ in range(5):
-        subject.observe(numbers(generator, 90, cats=0.3), numbers(generator, 30, cats=0.3), is_warm=True)
+    for window in range(5):
+        subject.observe(numbers(generator, 90, cats=0.3), numbers(generator, 30, cats=0.3), True, 10.0 * window)
     copy = judge(max_prediction_shift="5%")
     copy.load(json.loads(json.dumps(subject.dump())))
     assert copy.findings() == subject.findings()
     window = numbers(generator, 90, cats=0.3), numbers(generator, 30, cats=0.3)
     for each in (subject, copy):
-        each.observe(*window, is_warm=True)
+        each.observe(*window, True, 50.0)
     assert copy.findings() == subject.findings()
 
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
+from cortex.replica.monitoring.metrics import (
+    FINE_BOUNDS_S,
+    HANDLER,
+    Histogram,
+    MetricFile,
+    SeriesKind,
+    process_file,
+    series_key,
+)
 from cortex.state.database import open_state
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.queries.key_values import KeyValueStore
@@ -84,6 +93,7 @@ class World:
         self.values = KeyValueStore(engine)
         self.trials = Trials(self.apis, self.values)
         self.folder = tmp_path / "metrics"
+        self.clock: Callable[[], float] = count(0, 30).__next__
         self.returned: list[int | None] = []
         self.is_old_gone = False
         self.woken = 0
@@ -99,7 +109,8 @@ class World:
         assert record is not None
         return record
 
-    def controller(self, clock: Callable[[], float] = lambda: 0.0) -> CanaryController:
+    def controller(self) -> CanaryController:
+        """Return a controller for which half a minute passes from one look to the next."""
         totals = MetricTotals(self.folder, MetricStore(self.engine), Logger("test"), lambda name, folder: None)
 
         async def roll_back(name: str, number: int | None, revision: str) -> None:
@@ -112,15 +123,18 @@ class World:
         def wake() -> None:
             self.woken += 1
 
-        return CanaryController(self.apis, self.trials, totals, roll_back, wake, Logger("test"), clock)
+        return CanaryController(self.apis, self.trials, totals, roll_back, wake, Logger("test"), self.clock)
 
     def respond(self, revision: str, good: int, bad: int, replica: str = "abcdef") -> None:
-        """Let a replica of a revision count responses."""
+        """Let a replica of a revision count responses, each of which took 20 ms."""
         file = MetricFile(process_file(str(self.folder / f"iris-{revision[:8]}-{replica}"), 0, 1))
-        for code, count in (("200", good), ("500", bad)):
+        durations = Histogram(file, HANDLER, FINE_BOUNDS_S)
+        for _ in range(good + bad):
+            durations.observe(0.02)
+        for code, number in (("200", good), ("500", bad)):
             index = file.index_of(series_key(SeriesKind.COUNTER, "cortex_replica_requests_total", {"code": code}))
             assert index is not None
-            file.cells[index] += count
+            file.cells[index] += number
 
 
 @pytest.fixture
@@ -205,7 +219,7 @@ def test_patched_tolerances_begin_the_evidence_anew(world: World) -> None:
     world.deploy(NEW, api(update_strategy=CANARY))
     known = world.trials.of(world.record)
     assert known is not None
-    known[1].observe(RevisionNumbers(90, 1), RevisionNumbers(10, 5), is_warm=True)
+    known[1].observe(RevisionNumbers(90, 1), RevisionNumbers(10, 5), True, 0.0)
     world.trials.put(world.record, replace(known[0], step_requests=10))
     world.deploy(NEW, api(update_strategy={"canary": {**CANARY["canary"], "steps": ["20%"]}}))
     assert found_new(world.trials, world.record) == found_new(Trials(world.apis, world.values), world.record) == (0.5,)
@@ -308,3 +322,23 @@ def test_the_requests_of_an_ended_replica_are_not_mistaken_for_errors_of_another
     known = world.trials.of(world.record)
     assert known is not None
     assert (known[0].step_requests, known[1].findings()[0].new) == (100, 0.0)
+
+
+def test_latencies_count_while_all_replicas_have_served_for_a_while(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    compared = [0]
+
+    async def scenario() -> None:
+        controller = world.controller()
+        for number in range(12):
+            await controller.judge(world.record)
+            known = world.trials.of(world.record)
+            assert known is not None
+            compared.append(known[1].dump()["slow"]["p50"]["new_of"])
+            world.respond(OLD, 90, 0)
+            world.respond(NEW, 9, 0)
+            if number == 5:  # another step began
+                world.respond(NEW, 1, 0, "ghijkl")
+
+    asyncio.run(scenario())
+    assert [after - before for before, after in pairwise(compared)] == [0, 0, 0, 0, 9, 9, 0, 0, 9, 9, 9, 9]

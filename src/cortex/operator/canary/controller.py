@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cortex.errors import CortexError
@@ -54,6 +54,7 @@ class CanaryController:
         self._logger = logger
         self._clock = clock
         self._marks: dict[str, _Mark] = {}
+        self._served_at: dict[str, dict[str, float]] = {}  #: by API and replica of its canary: when it first had served
         self._failed_rollbacks: dict[str, str] = {}  #: the revision, by API; each is logged once
         self._error_log = LoopErrorLog(logger, "judging canaries failed")
 
@@ -78,8 +79,9 @@ class CanaryController:
             await self._return(record, trial)
         if not trial.is_open:
             return
-        old, new = await asyncio.to_thread(self._read, record.name, trial)
+        (old, new), serving = await asyncio.to_thread(self._read, record.name, trial)
         mark, now = self._marks.get(record.name), self._clock()
+        is_warm = self._is_warm(record.name, serving, now)
         if mark is None or mark.revision != trial.revision:
             self._marks[record.name] = _Mark(trial.revision, old, RevisionNumbers() if trial.began_at is None else new)
             return
@@ -88,19 +90,25 @@ class CanaryController:
             self._marks[record.name] = _Mark(trial.revision, old, new)
         elif more_old.requests and more_new.requests:
             self._marks[record.name] = _Mark(trial.revision, old, new)
-            began_at = trial.began_at or now
-            judge.observe(more_old, more_new, is_warm=now - began_at > WARM_UP_S)
+            judge.observe(more_old, more_new, is_warm, now)
             requests = trial.step_requests + more_new.requests
-            trial = replace(trial, began_at=began_at, step_requests=requests)
+            trial = replace(trial, began_at=trial.began_at or now, step_requests=requests)
         config = record.spec.update_strategy.canary
         assert config is not None
         age_s = now - record.updated_at.timestamp()
         await self._settle(record, advance(trial, config, judge.findings(), age_s))
 
-    def _read(self, api: str, trial: Trial) -> tuple[RevisionNumbers, RevisionNumbers]:
-        by_revision = (self._totals.of_revision(api, revision) for revision in (trial.old_revision, trial.revision))
-        old, new = (RevisionNumbers.of(merge_series(each.values()), frozenset(each)) for each in by_revision)
-        return old, new
+    def _read(self, api: str, trial: Trial) -> tuple[list[RevisionNumbers], list[str]]:
+        """Return the numbers of both revisions, and the replicas of the new one that have served."""
+        by_revision = [self._totals.of_revision(api, revision) for revision in (trial.old_revision, trial.revision)]
+        numbers = [RevisionNumbers.of(merge_series(each.values()), frozenset(each)) for each in by_revision]
+        return numbers, [name for name, series in by_revision[1].items() if RevisionNumbers.of(series).requests]
+
+    def _is_warm(self, api: str, serving: Iterable[str], now: float) -> bool:
+        """Return whether no replica is new: each step starts some, whose first requests are slow."""
+        before = self._served_at.get(api, {})
+        self._served_at[api] = {name: before.get(name, now) for name in serving}
+        return all(now - began_at > WARM_UP_S for began_at in self._served_at[api].values())
 
     async def _settle(self, record: ApiRecord, trial: Trial) -> None:
         present = self._apis.get(record.name)

@@ -20,6 +20,10 @@ Requests of a window are assumed to be independent, given their rates. Where out
 ones, as if a crash fails all requests in a process, factors to the power of 1/φ keep the property (Jensen's
 inequality).
 
+Outcomes also come in bursts: one process pauses, or its connection to a database hangs for a while. So evidence is
+collected in blocks of time, and the logarithm grows by at most `cap` in each one. A burst alone then decides nothing,
+however many requests it hits, and the property above is kept: the smaller of a supermartingale and a constant is one.
+
 [1] R. Turner, A. Ly, P. Grünwald: Generic E-variables for exact sequential k-sample tests that allow for optional
 stopping. Journal of Statistical Planning and Inference 230, 2024.
 """
@@ -38,7 +42,8 @@ EFFECTS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256
 _MIN_RATE = 1e-6
 #: Weight of the newest window in the estimate of the old revision's rate, at least.
 _NEWEST = 0.02
-_BISECTIONS = 40
+#: Precision of projected rates, relative to their distance from 0 and 1, and steps that suffice in any case.
+_PRECISION, _MAX_STEPS = 1e-9, 60
 
 
 class CountWindow(NamedTuple):
@@ -67,11 +72,18 @@ class Evidence:
     rate: float = 0.01  #: expected rate of the old revision; the first guess comes from its past
     known: float = 1.0  #: requests behind `rate`
     logs: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))  #: one for each alternative
+    cap: float | None = None  #: growth of `logs` in one block, at most; None: any
+    base: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))  #: `logs` when the block began
 
     @property
     def log(self) -> float:
         """Logarithm of the evidence; the claim is refuted at confidence 1 - α if it is at least ln(1/α)."""
-        return log_mean(self.logs)
+        return log_mean([self._capped(index) for index in range(len(self.logs))])
+
+    def begin_block(self) -> None:
+        """Begin the next block of time."""
+        self.base = [self._capped(index) for index in range(len(self.logs))]
+        self.logs = list(self.base)
 
     def observe(self, window: CountWindow) -> None:
         """Add one window. A window in which a revision has no request adds nothing to the evidence."""
@@ -98,6 +110,9 @@ class Evidence:
         information = window.na * _divergence(rates[0], closest[0]) + window.nb * _divergence(rates[1], closest[1])
         return information / window.nb / self.cluster
 
+    def _capped(self, index: int) -> float:
+        return self.logs[index] if self.cap is None else min(self.logs[index], self.base[index] + self.cap)
+
     def _alternative(self, effect: float) -> tuple[float, float] | None:
         old = min(max(self.rate, _MIN_RATE), 1 - _MIN_RATE)
         new = old + self.margin + effect * self.claim.value
@@ -115,19 +130,21 @@ class Evidence:
             both = (window.na * old + window.nb * new) / (window.na + window.nb)
             return both, both
 
-        def slope(rate: float) -> float:
-            other = rate + self.margin
-            return window.na * (rate - old) / (rate * (1 - rate)) + window.nb * (other - new) / (other * (1 - other))
-
         tiny = (high - low) * 1e-12
         low, high = low + tiny, high - tiny
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            if slope(middle) > 0:
-                high = middle
-            else:
-                low = middle
-        return (low + high) / 2, (low + high) / 2 + self.margin
+        rate = min(max((window.na * old + window.nb * (new - self.margin)) / (window.na + window.nb), low), high)
+        # Newton's method for the root of the slope, which is monotonic; a step out of the bracket halves it instead.
+        for _ in range(_MAX_STEPS):
+            other = rate + self.margin
+            slope = window.na * (rate - old) / (rate * (1 - rate)) + window.nb * (other - new) / (other * (1 - other))
+            low, high = (low, rate) if slope > 0 else (rate, high)
+            steepness = window.na * _curvature(old, rate) + window.nb * _curvature(new, other)
+            before, rate = rate, rate - slope / steepness
+            if not low < rate < high:
+                rate = (low + high) / 2
+            if abs(rate - before) <= _PRECISION * min(before, 1 - before, other, 1 - other):
+                break
+        return rate, rate + self.margin
 
     def _learn(self, window: CountWindow) -> None:
         self.known += window.na
@@ -153,6 +170,11 @@ def _divergence(rate: float, other: float) -> float:
     yes = rate * math.log(rate / other) if rate else 0.0
     no = (1 - rate) * math.log((1 - rate) / (1 - other)) if rate < 1 else 0.0
     return yes + no
+
+
+def _curvature(rate: float, other: float) -> float:
+    """Return the second derivative of `_divergence` by `other`."""
+    return rate / other**2 + (1 - rate) / (1 - other) ** 2
 
 
 def log_mean(logs: Sequence[float]) -> float:

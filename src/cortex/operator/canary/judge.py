@@ -37,10 +37,13 @@ Json = dict[str, Any]
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 #: Number of properties without that of predictions: errors, and the quantiles.
 PROPERTIES = 1 + len(QUANTILES)
-#: Latencies of a new revision count from this time after its first responses: caches are cold before.
+#: Latencies count while every replica of the new revision has served for this time: its caches are cold before.
 WARM_UP_S = 30.0
 #: Requests that are slow together, because one pause of a process delays all that are inside or wait.
 SLOW_TOGETHER = 2.0
+#: Length of a block of `evidence`, and the blocks that a verdict takes at least: a burst of errors in one process, for
+#: example while its connection to a database hangs, is no property of a revision.
+BLOCK_S, MIN_BLOCKS = 30.0, 3
 #: Classes that are compared; further ones are not.
 MAX_CLASSES = 20
 _REQUESTS = "cortex_replica_requests_total"
@@ -109,9 +112,17 @@ class Comparison:
     new_of: int = 0
 
     @classmethod
-    def at(cls, margin: float, cluster: float, rate: float) -> Comparison:
-        """Return a comparison whose new rate may exceed the old one by `margin`."""
-        return cls(Evidence(Claim.AT_MOST, margin, cluster, rate), Evidence(Claim.AT_LEAST, margin, cluster, rate))
+    def at(cls, margin: float, cluster: float, rate: float, cap: float) -> Comparison:
+        """Return a comparison whose new rate may exceed the old one by `margin`; see `Evidence` for the others."""
+        return cls(
+            Evidence(Claim.AT_MOST, margin, cluster, rate, cap=cap),
+            Evidence(Claim.AT_LEAST, margin, cluster, rate, cap=cap),
+        )
+
+    def begin_block(self) -> None:
+        """Begin the next block of time."""
+        self.within.begin_block()
+        self.beyond.begin_block()
 
     def observe(self, window: CountWindow) -> None:
         """Add one window."""
@@ -155,23 +166,32 @@ class Judge:
         canary = api.update_strategy.canary
         assert canary is not None
         self._tolerances = _tolerances(canary)
-        self._confidence = canary.confidence
         self._latency = 1 + fraction(canary.max_latency_increase)
         shift = canary.max_prediction_shift
         self._shift = None if shift is None else fraction(shift)
         together = float(api.handler.threads_per_process)
-        self._errors = Comparison.at(fraction(canary.max_error_increase), together, rate=0.01)
-        self._slow = {name: Comparison.at(0.0, SLOW_TOGETHER, rate=1 - at) for name, at in QUANTILES.items()}
+        self._needed = needed_evidence(PROPERTIES + (shift is not None), canary.confidence)
+        self._cap = self._needed[0] / MIN_BLOCKS
+        self._errors = Comparison.at(fraction(canary.max_error_increase), together, 0.01, self._cap)
+        self._slow = {name: Comparison.at(0.0, SLOW_TOGETHER, 1 - at, self._cap) for name, at in QUANTILES.items()}
         self._more: dict[str, Comparison] = {}  #: classes, and whether they become more
         self._fewer: dict[str, Comparison] = {}
         self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
+        self._block_began_s = -math.inf
 
     def judges_by(self, canary: CanaryConfig) -> bool:
         """Return whether the evidence is about these tolerances; with others, it has to start over."""
         return self._tolerances == _tolerances(canary)
 
-    def observe(self, old: RevisionNumbers, new: RevisionNumbers, is_warm: bool) -> None:
-        """Add one window: the numbers of both revisions since the last one. `is_warm`: latencies are comparable."""
+    def observe(self, old: RevisionNumbers, new: RevisionNumbers, is_warm: bool, time_s: float) -> None:
+        """Add one window: the numbers of both revisions since the last one, and the time at its end.
+
+        `is_warm`: latencies are comparable.
+        """
+        if not 0 <= time_s - self._block_began_s < BLOCK_S:
+            self._block_began_s = time_s
+            for each in (self._errors, *self._slow.values(), *self._more.values(), *self._fewer.values()):
+                each.begin_block()
         self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
         if is_warm:
             self._observe_latency(old, new)
@@ -180,7 +200,7 @@ class Judge:
 
     def findings(self) -> list[PropertyFinding]:
         """Return what is known about each property."""
-        worse, not_worse = needed_evidence(PROPERTIES + (self._shift is not None), self._confidence)
+        worse, not_worse = self._needed
         found = [_finding("errors", self._errors, worse, not_worse)]
         found += [_finding(name, each, worse, not_worse) for name, each in self._slow.items()]
         if self._shift is not None:
@@ -210,8 +230,8 @@ class Judge:
         for name in sorted({*old.classes, *new.classes}):
             if name not in self._more and len(self._more) < MAX_CLASSES:
                 rate = old.classes.get(name, 0) / of_old if of_old else 0.0
-                self._more[name] = Comparison.at(shift, 1.0, rate)
-                self._fewer[name] = Comparison.at(shift, 1.0, 1 - rate)
+                self._more[name] = Comparison.at(shift, 1.0, rate, self._cap)
+                self._fewer[name] = Comparison.at(shift, 1.0, 1 - rate, self._cap)
 
     def _classes_finding(self, worse: float, not_worse: float) -> PropertyFinding:
         assert self._shift is not None
@@ -243,6 +263,7 @@ class Judge:
             "more": {name: asdict(each) for name, each in self._more.items()},
             "fewer": {name: asdict(each) for name, each in self._fewer.items()},
             "durations": {f"{bound:g}": count for bound, count in self._durations.items()},
+            "block_began_s": self._block_began_s if math.isfinite(self._block_began_s) else None,
         }
 
     def load(self, data: Json) -> None:
@@ -257,6 +278,8 @@ class Judge:
         self._more = {name: _load(each) for name, each in data["more"].items()}
         self._fewer = {name: _load(each) for name, each in data["fewer"].items()}
         self._durations = {float(bound): int(count) for bound, count in data["durations"].items()}
+        began_s = data["block_began_s"]
+        self._block_began_s = -math.inf if began_s is None else float(began_s)
 
 
 def needed_evidence(properties: int, confidence: float) -> tuple[float, float]:

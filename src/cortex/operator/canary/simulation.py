@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from cortex.operator.autoscaling.traffic import Trace
-from cortex.operator.canary.evidence import Claim, CountWindow, Evidence
-from cortex.operator.canary.judge import PROPERTIES, SLOW_TOGETHER, needed_evidence
+from cortex.operator.canary.evidence import CountWindow
+from cortex.operator.canary.judge import BLOCK_S, MIN_BLOCKS, PROPERTIES, SLOW_TOGETHER, Comparison, needed_evidence
 
 #: Quantile of the old version's latency above which requests count as slow.
 SLOW_QUANTILE = 0.99
@@ -104,21 +104,23 @@ def simulate_canary(regression: Regression, plan: CanaryPlan, trace: Trace, tria
 
 def _trial(regression: Regression, plan: CanaryPlan, trace: Trace, generator: random.Random) -> SimulatedVerdict | None:
     worse, not_worse = needed_evidence(PROPERTIES, plan.confidence)
-    within = Evidence(Claim.AT_MOST, regression.margin, regression.cluster, regression.old_rate)
-    beyond = Evidence(Claim.AT_LEAST, regression.margin, regression.cluster, regression.old_rate)
-    time_s, requests = 0.0, 0
+    compared = Comparison.at(regression.margin, regression.cluster, regression.old_rate, worse / MIN_BLOCKS)
+    time_s, requests, block_began_s = 0.0, 0, 0.0
     while time_s < trace.duration_s:
+        if time_s - block_began_s >= BLOCK_S:
+            block_began_s = time_s
+            compared.begin_block()
         end_s = min(time_s + plan.window_s, trace.duration_s)
         arrivals = trace.mean_rate(time_s, end_s) * (end_s - time_s)
         na, nb = _poisson(generator, arrivals * (1 - plan.share)), _poisson(generator, arrivals * plan.share)
         window = CountWindow(
             na, _binomial(generator, na, regression.old_rate), nb, _binomial(generator, nb, regression.new_rate)
         )
-        within.observe(window)
-        beyond.observe(window)
+        compared.observe(window)
         time_s, requests = end_s, requests + nb
-        if within.log >= worse or beyond.log >= not_worse:
-            return SimulatedVerdict(within.log >= worse, time_s, requests)
+        is_worse = compared.within.log >= worse
+        if is_worse or compared.beyond.log >= not_worse:
+            return SimulatedVerdict(is_worse, time_s, requests)
     return None
 
 
