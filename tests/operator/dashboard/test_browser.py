@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -23,7 +24,7 @@ HOSTILE = HANDLER.replace(
     "        print('\\x1b[31mred\\x1b[0m <script>document.title = 1</script>')\n        self.answer",
 )
 PATHS = ["", "apis/iris", "apis/broken", "apis/iris/logs", "apis/iris/configuration", "apis/iris/history"]
-PATHS += ["apis/iris/console", "jobs", "keys", "tokens", "audit"]
+PATHS += ["apis/iris/console", "jobs", "cluster", "keys", "tokens", "audit"]
 #: Collects what the policy of the page has blocked, and errors of its script.
 _VIOLATIONS = """
 window.problems = [];
@@ -175,6 +176,37 @@ def test_the_console_sends_a_request(operator: RunningOperator, window: Browser)
     window.click("button.primary")
     wait_until(lambda: "200 OK" in window.text("main"), message="the response")
     assert "answer" in window.text(".answer")
+
+
+def test_a_key_works_from_its_creation_until_it_is_revoked(operator: RunningOperator, window: Browser) -> None:
+    operator.deploy(config("keyed", extra="  networking: {auth: api_key}"))
+    operator.wait("keyed")
+
+    def status(key: str) -> int:
+        connection = HTTPConnection("127.0.0.1", operator.gateway_port, timeout=60)
+        try:
+            connection.request("POST", "/keyed", "{}", {"content-type": "application/json", "x-api-key": key})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    assert status("") == 401
+    show(window, operator, "keys")
+    window.run("document.querySelector('[name=name]').value = '<b>shop</b>'")
+    window.run("document.querySelector('[name=apis]').value = 'keyed'")
+    window.click("button.primary")
+    wait_until(lambda: "shown only once" in window.text("main"), message="the key")
+    key = window.text(".secret-text")
+    assert status(key) == 200
+    show(window, operator, "keys")
+    assert key not in window.html
+    assert "<b>shop</b>" in window.text("#keys tbody")
+    window.click("form[action$='/revoke'] button")
+    assert window.accept_dialog().startswith("Revoke the key <b>shop</b> (")
+    wait_until(lambda: "revoked the key" in window.text("main"), message="the notice")
+    assert status(key) == 401
+    assert window.run("return window.problems ?? []") == []
+    operator.call("DELETE", "/v1/apis/keyed?force=true")
 
 
 def test_a_form_without_the_token_of_the_session_is_refused(operator: RunningOperator, window: Browser) -> None:

@@ -117,6 +117,7 @@ PAGES = [
     "/dashboard/apis/iris/logs",
     "/dashboard/apis/iris/configuration",
     "/dashboard/apis/iris/history",
+    "/dashboard/cluster",
     "/dashboard/keys",
     "/dashboard/tokens",
     "/dashboard/audit",
@@ -164,6 +165,7 @@ def test_each_page_and_each_button_needs_a_scope(operator: RunningOperator) -> N
     for path in PAGES:
         assert "/rollback" not in reader.get(path).text
         assert "/refresh" not in reader.get(path).text
+        assert "/promote" not in reader.get(path).text
 
 
 def test_a_token_limited_to_an_api_shows_no_other(operator: RunningOperator) -> None:
@@ -258,6 +260,40 @@ def test_a_rollback_deploys_the_earlier_revision_and_is_audited(operator: Runnin
         ("rollback", "failed", "admin"),
     ]
     assert "<" not in audit[1]["detail"]
+
+
+CANARY = "  update_strategy: {canary: {steps: [10%], min_requests: 1000}}"
+
+
+def test_a_canary_is_promoted_or_rolled_back_by_a_button(operator: RunningOperator, admin: Visitor) -> None:
+    operator.deploy(config("tried", extra=CANARY))
+    operator.wait("tried")
+    assert "Canary" not in admin.get("/dashboard/apis/tried").text
+    assert admin.post("/dashboard/apis/tried/promote").status == 409
+    operator.deploy(config("tried", answer="two", extra=CANARY))
+    page = admin.get("/dashboard/apis/tried").text
+    for part in (
+        "revision 2 against 1",
+        "10% of the requests",
+        "Promote 2",
+        "Roll back to 1",
+        "requests with an error",
+    ):
+        assert part in page
+    assert "canary: 10%" in admin.get("/dashboard/").text
+    reader = sign_in(operator, token_of(operator, b'{"scope": "read", "name": "watcher"}'))
+    assert "revision 2 against 1" in reader.get("/dashboard/apis/tried").text
+    assert "Promote 2" not in reader.get("/dashboard/apis/tried").text
+    assert admin.post("/dashboard/apis/tried/rollback", revision="1").status == 303
+    assert operator.wait("tried")["spec"]["handler"]["config"] == {"answer": "one"}
+    operator.deploy(config("tried", answer="three", extra=CANARY))
+    answer = admin.post("/dashboard/apis/tried/promote")
+    assert (answer.status, answer.headers["location"]) == (303, "/dashboard/apis/tried")
+    assert "promoting revision" in admin.get("/dashboard/apis/tried").text
+    wait_until(lambda: operator.api("tried")["canary"] is None, message="the new revision serves alone")
+    audit = operator.call("GET", "/v1/audit?api=tried&limit=1")[1]
+    assert [(entry["action"], entry["result"]) for entry in audit] == [("promote", "succeeded")]
+    operator.call("DELETE", "/v1/apis/tried?force=true")
 
 
 @pytest.mark.parametrize("body", ["revision=1&" * 2000, "x" * (3 * 1024 * 1024)])

@@ -18,6 +18,7 @@ from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFou
 from cortex.operator.access.auth import caller_of
 from cortex.operator.dashboard.pages.access import audit_pages, key_pages, token_pages
 from cortex.operator.dashboard.pages.apis import api_pages
+from cortex.operator.dashboard.pages.cluster import cluster_pages, describe_machines
 from cortex.operator.dashboard.pages.console import console_pages
 from cortex.operator.dashboard.pages.jobs import job_pages
 from cortex.operator.dashboard.pages.logs import log_pages
@@ -54,6 +55,7 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
         key_pages(services.keys, services.apis, pages),
         token_pages(services.tokens, services.apis, pages),
         audit_pages(services.audit_log, pages),
+        cluster_pages(lambda: describe_machines(services), pages),
     )
     return with_sessions(routers, services.identity.url, sessions, pages, logger)
 

@@ -51,6 +51,7 @@ class NavigationItem:
 NAVIGATION = (
     NavigationItem("APIs", f"{PREFIX}/", f"{PREFIX}/apis/"),
     NavigationItem("Jobs", f"{PREFIX}/jobs", f"{PREFIX}/jobs/"),
+    NavigationItem("Cluster", f"{PREFIX}/cluster"),
     NavigationItem("API keys", f"{PREFIX}/keys", f"{PREFIX}/keys/"),
     NavigationItem("Tokens", f"{PREFIX}/tokens", f"{PREFIX}/tokens/"),
     NavigationItem("Audit", f"{PREFIX}/audit"),

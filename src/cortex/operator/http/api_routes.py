@@ -82,10 +82,7 @@ def deploy_routes(services: Services) -> APIRouter:
     @router.post("/apis/{api}/promote")
     async def promote(request: Request, api: str) -> Json:
         """End the trial of an API's newest revision, so that it replaces the old one."""
-        record = services.api(api)
-        services.trials.promote(record, caller_of(request))
-        services.reconciler.wake()
-        return asdict(DeployResult(api, f"promoting revision {record.number} of {api}"))
+        return asdict(promote_revision(services, api, caller_of(request)))
 
     @router.post("/apis/{api}/refresh")
     async def refresh(api: str, force: bool = False) -> Json:
@@ -182,6 +179,14 @@ def api_routes(services: Services) -> APIRouter:
         return await asyncio.to_thread(services.tracking.add_feedback, record, truths)
 
     return router
+
+
+def promote_revision(services: Services, api: str, by: str) -> DeployResult:
+    """Let the newest revision of an API replace the old one. Raises: NotFoundError; ConflictError without a trial."""
+    record = services.api(api)
+    services.trials.promote(record, by)
+    services.reconciler.wake()
+    return DeployResult(api, f"promoting revision {record.number} of {api}")
 
 
 def _record(request: Request, results: Sequence[DeployResult]) -> list[Json]:

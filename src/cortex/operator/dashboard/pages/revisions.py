@@ -12,7 +12,7 @@ from cortex.operator.dashboard.pages.apis import api_row
 from cortex.operator.dashboard.rendering import Pages, done
 from cortex.operator.dashboard.security import PREFIX, form_of, session_of
 from cortex.operator.deploy.deployer import DeployResult
-from cortex.operator.http.api_routes import describe_revision
+from cortex.operator.http.api_routes import describe_revision, promote_revision
 from cortex.operator.http.services import Services
 
 
@@ -50,6 +50,11 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
             raise InputError(f"{number[:20]!r} is not the number of a revision")
         result = await services.deployer.rollback(api, int(number), False, session_of(request).caller)
         return _finish(request, api, result)
+
+    @router.post("/promote")
+    async def promote(request: Request, api: str) -> Response:
+        """End the trial of the newest revision, so that it replaces the old one."""
+        return _finish(request, api, promote_revision(services, api, session_of(request).caller))
 
     @router.post("/refresh")
     async def refresh(request: Request, api: str) -> Response:
