@@ -1,13 +1,13 @@
 """Print the figures of the source tree: files, lines, importers, repeated class names and import cycles.
 
-`python scripts/house.py [FOLDER]`; FOLDER is `src` if omitted. Reads the code as text and imports nothing.
+Reads the code as text and imports nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import statistics
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,9 @@ FULL_FOLDER = 14
 
 def main() -> None:
     """Print one figure per line."""
-    root = Path(sys.argv[1] if sys.argv[1:] else "src")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default="src", help="the folder of the packages (default: src)")
+    root = Path(parser.parse_args().folder)
     modules = {module_name(path, root): path for path in sorted(root.rglob("*.py"))}
     trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
     lines = {name: len(path.read_text().splitlines()) for name, path in modules.items()}
@@ -26,7 +28,8 @@ def main() -> None:
     imports = {name: set(imported_modules(tree, modules)) - {name} for name, tree in trees.items()}
     importers = Counter(target for targets in imports.values() for target in targets)
     largest = sorted(lines, key=lines.__getitem__, reverse=True)[:3]
-    alone = sorted(name for name, count in code.items() if count < SMALL_LINES and importers[name] == 1)
+    at_start = {target for name, tree in trees.items() for target in imported_modules(tree, modules, at_start=True)}
+    alone = sorted(name for name in code if lines[name] < SMALL_LINES and importers[name] == 1 and name in at_start)
     folders = Counter(path.parent for path in modules.values() if path.name != "__init__.py")
     print(f"files: {len(modules)}, {len(code)} of them with code")
     print(f"lines: {sum(lines.values())}, median {statistics.median(code.values()):.0f}")
@@ -34,7 +37,7 @@ def main() -> None:
     print("folders: " + ", ".join(f"{folder.relative_to(root)} {count}" for folder, count in sorted(folders.items())))
     full = [f"{folder.relative_to(root)} {count}" for folder, count in folders.items() if count > FULL_FOLDER]
     print(f"folders with more than {FULL_FOLDER} files: {', '.join(full) or 'none'}")
-    print(f"modules below {SMALL_LINES} lines with one importer: {len(alone)}")
+    print(f"modules below {SMALL_LINES} lines with one importer, which needs them at its start: {len(alone)}")
     show(alone)
     repeated = {name: places for name, places in public_classes(trees).items() if len(places) > 1}
     print(f"public class names that occur twice or more: {len(repeated)}")
@@ -56,13 +59,15 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(tree: ast.Module, modules: dict[str, Path]) -> Iterator[str]:
-    """Yield the modules of this tree that a module imports when it runs, type checking aside."""
+def imported_modules(tree: ast.Module, modules: dict[str, Path], *, at_start: bool = False) -> Iterator[str]:
+    """Yield the modules of this tree that a module imports, type checking aside; `at_start`: not those in functions."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             pending += node.orelse
+            continue
+        if at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         pending += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cortex.client import env_delete as env_delete
     from cortex.client import env_list as env_list
     from cortex.client import new_client as new_client
-    from cortex.payloads.shape import Shape as Shape
+    from cortex.payloads.annotated_arrays import Shape as Shape
     from cortex.predictor.routes import route as route
     from cortex.replica.http.cancellation import cancelled as cancelled
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         # On first use, because the import takes milliseconds.
         return importlib.import_module("importlib.metadata").version("cortex-serving")
     if name == "Shape":
-        return importlib.import_module("cortex.payloads.shape").Shape
+        return importlib.import_module("cortex.payloads.annotated_arrays").Shape
     if name == "cancelled":
         return importlib.import_module("cortex.replica.http.cancellation").cancelled
     if name == "route":

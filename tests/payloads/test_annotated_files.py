@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from starlette.datastructures import FormData, Headers, UploadFile
 
+from cortex.payloads.annotated_arrays import Shape
 from cortex.payloads.annotations import payload_type
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.shape import Shape
 from cortex.payloads.validation import PayloadError
 
 FRAME = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})

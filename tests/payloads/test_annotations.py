@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from starlette.datastructures import FormData, UploadFile
 
+from cortex.payloads.annotated_arrays import Shape
 from cortex.payloads.annotations import (
     LARGE_BYTES,
     AnnotationProblem,
@@ -26,7 +27,6 @@ from cortex.payloads.annotations import (
     result_signature,
     takes_list,
 )
-from cortex.payloads.shape import Shape
 from cortex.payloads.validation import MAX_PROBLEMS, PayloadError
 
 

@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 from cortex.errors import UserError
+from cortex.payloads.annotated_arrays import Shape
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.inference_tensors import decode_request, encode_response
-from cortex.payloads.shape import Shape
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.binding import bind_method
 from cortex.predictor.inference.payload_model import PayloadModel, bind_payload_model, outputs_of

@@ -186,7 +186,7 @@ class ClusterEngine:
         reports = [node.usage for node in self._nodes.values() if node.is_up]
         return {replica: usage for report in reports for replica, usage in report.items()}
 
-    # The interface `node_client.NodeObserver`.
+    # Called by `NodeClient`.
 
     def node_is_up(self, node: NodeClient) -> None:
         """Adopt the replicas of a node, and repeat the commands that it may have missed."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cortex import __version__
 from cortex.cluster.credentials import TlsIdentity
@@ -36,6 +36,9 @@ from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
+
+if TYPE_CHECKING:
+    from cortex.cluster.engine import ClusterEngine
 
 #: Three heartbeats of a node.
 SILENCE_S = 3.0
@@ -73,27 +76,16 @@ class NodeReplica:
     is_reserved: bool
 
 
-class NodeObserver(Protocol):
-    """Receives the changes of a node."""
-
-    def node_is_up(self, node: NodeClient) -> None:
-        """Handle a node that has reported all of its replicas in `node.replicas`."""
-
-    def node_is_lost(self, node: NodeClient, reason: str) -> None:
-        """Handle a node that was silent for too long."""
-
-    def replica_changed(self, node: NodeClient, replica_id: str) -> None:
-        """Handle a replica that is new, changed or gone."""
-
-    async def project_archive(self, project_hash: str) -> tuple[Path, str]:
-        """Return a file with the archive of a project, and the archive's digest."""
-
-
 class NodeClient:
     """Client of one node. `startup`, then `shutdown`."""
 
     def __init__(
-        self, address: NodeAddress, identity: TlsIdentity, leader: LeaderAddress, observer: NodeObserver, logger: Logger
+        self,
+        address: NodeAddress,
+        identity: TlsIdentity,
+        leader: LeaderAddress,
+        observer: ClusterEngine,
+        logger: Logger,
     ) -> None:
         self.address = address
         self.home: Path | None = None  #: of the agent; None until it has connected

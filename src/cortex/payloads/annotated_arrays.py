@@ -13,8 +13,7 @@ import orjson
 from cortex.payloads.annotated_files import only_file
 from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
 from cortex.payloads.json_bodies import parse_json
-from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.shape import Shape
+from cortex.payloads.payload_type import Part, PayloadType
 from cortex.payloads.signature import Json
 from cortex.payloads.validation import PayloadError, payload_error
 
@@ -28,6 +27,27 @@ _MAX_CSV_COLUMNS = 20_000
 _LINE_END = re.compile(rb"[\r\n]")
 _SUPPORTED_KINDS = "biufcOU"
 _JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "O": "string", "U": "string"}
+
+
+class Shape:
+    """The shape and datatype of an array: `Annotated[numpy.ndarray, cortex.Shape(-1, 4)]`.
+
+    -1 stands for any size. Without `dtype`, such as "float32", the datatype is that of the values.
+    """
+
+    def __init__(self, *sizes: int, dtype: str | None = None) -> None:
+        if not all(type(size) is int and size >= -1 for size in sizes):
+            raise ValueError(f"Shape{sizes}: sizes are whole numbers, or -1 for any")
+        self.sizes = sizes
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        dtype = [] if self.dtype is None else [f"dtype={self.dtype!r}"]
+        return f"Shape({', '.join([*map(str, self.sizes), *dtype])})"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """Return the core schema of a field that is such an array."""
+        return handler.generate_schema(Annotated[Any, Part(array_type(Annotated[source, self]))])
 
 
 def array_type(annotation: Any) -> ArrayType:

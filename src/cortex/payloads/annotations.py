@@ -25,9 +25,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import orjson
 
 from cortex.payloads.json_bodies import parse_json
-from cortex.payloads.payload_type import BytesType, ListType, ObjectType, PayloadType, TextType
+from cortex.payloads.payload_type import BytesType, ListType, ObjectType, Part, PayloadType, TextType
 from cortex.payloads.signature import BodySignature, Json
-from cortex.payloads.validation import MAX_LISTED, PLACE, PayloadError, from_pydantic
+from cortex.payloads.validation import MAX_LISTED, PayloadError, from_pydantic
 
 if typing.TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -310,31 +310,6 @@ def _failing_fast(schema: Any) -> Any:
         copy = {key: value if key in _VALUES else _failing_fast(value) for key, value in schema.items()}
         return copy | {"fail_fast": True} if copy.get("type") in ("list", "tuple", "set", "frozenset") else copy
     return type(schema)(map(_failing_fast, schema)) if type(schema) in (list, tuple) else schema
-
-
-class Part:
-    """Metadata that lets pydantic read a part of a type as an array, frame or image, which it does not know."""
-
-    def __init__(self, part: PayloadType) -> None:
-        self._part = part
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema  # noqa: PLC0415 - only pydantic calls this
-
-        return core_schema.no_info_plain_validator_function(self._read)
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Json:
-        return dict(self._part.schema)
-
-    def _read(self, value: Any) -> Any:
-        from pydantic_core import PydanticCustomError  # noqa: PLC0415 - as above
-
-        try:
-            return self._part.from_json(value, b"")
-        except PayloadError as error:
-            (problem,) = error.detail
-            place = problem["loc"][1:]
-            raise PydanticCustomError(problem["type"], problem["msg"], {PLACE: place} if place else None) from None
 
 
 def _for_pydantic(annotation: Any) -> Any:

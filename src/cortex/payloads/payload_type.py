@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from cortex.payloads.signature import BodySignature, Json
-from cortex.payloads.validation import payload_error
+from cortex.payloads.validation import PLACE, PayloadError, payload_error
 
 _REQUIRED: Final = object()
 
@@ -110,3 +110,28 @@ class BytesType(PayloadType):
 
 def _refuse(kind: str, wanted: str) -> Any:
     raise payload_error(kind, f"Input should be a valid {wanted}")
+
+
+class Part:
+    """Metadata that lets pydantic read a part of a type as an array, frame or image, which it does not know."""
+
+    def __init__(self, part: PayloadType) -> None:
+        self._part = part
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema  # noqa: PLC0415 - only pydantic calls this
+
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Json:
+        return dict(self._part.schema)
+
+    def _read(self, value: Any) -> Any:
+        from pydantic_core import PydanticCustomError  # noqa: PLC0415 - as above
+
+        try:
+            return self._part.from_json(value, b"")
+        except PayloadError as error:
+            (problem,) = error.detail
+            place = problem["loc"][1:]
+            raise PydanticCustomError(problem["type"], problem["msg"], {PLACE: place} if place else None) from None

@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.models.protocol import CatalogueUpdate
@@ -31,6 +31,9 @@ from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, Mo
 from cortex.replica.spec import ModelsStatus, ServedVersion
 from cortex.supervisor.process_slot import ProcessSlot
 from cortex.supervisor.worker_models import LoadedVersion, find_extra_versions
+
+if TYPE_CHECKING:
+    from cortex.supervisor.supervisor import Supervisor
 
 #: Retry interval of content that could not be loaded: a missing resource (memory, a service) may be available then.
 RETRY_S = 300.0
@@ -50,19 +53,6 @@ _CHECK_S = 1.0
 _SIGNALS = (DeathCause.KILLED, DeathCause.SIGNALLED, DeathCause.OUT_OF_MEMORY)
 
 
-class WorkerFactory(Protocol):
-    """Creates, starts and swaps workers; implemented by the supervisor."""
-
-    def create_standby(self, index: int) -> ProcessSlot:
-        """Create a worker without connections, without starting it."""
-
-    def start(self, worker: ProcessSlot) -> None:
-        """Fork its process."""
-
-    def swap(self, old: ProcessSlot, new: ProcessSlot) -> None:
-        """Let `new` serve instead of `old`, which retires."""
-
-
 @dataclass
 class _BadContent:
     problem: ModelProblem
@@ -72,12 +62,12 @@ class _BadContent:
 class ModelRollout:
     """The models of one replica. `workers` is the supervisor's list of serving workers, by index."""
 
-    def __init__(self, source: ModelSource, run_dir: Path, workers: list[ProcessSlot], factory: WorkerFactory) -> None:
+    def __init__(self, source: ModelSource, run_dir: Path, workers: list[ProcessSlot], supervisor: Supervisor) -> None:
         self.standbys: list[ProcessSlot] = []
         self._source = source
         self._run_dir = run_dir
         self._workers = workers
-        self._factory = factory
+        self._supervisor = supervisor
         self._serving: Catalogue | None = None
         self._confirmed: Catalogue | None = None
         self._candidate: Catalogue | None = None
@@ -191,7 +181,7 @@ class ModelRollout:
         self._adopt(target)
         if is_new:
             for worker in self._workers:
-                self._factory.start(worker)
+                self._supervisor.start(worker)
 
     def _adopt(self, target: Catalogue) -> None:
         """Make `target` the catalogue of the running processes and their successors."""
@@ -231,16 +221,16 @@ class ModelRollout:
         extra_versions = find_extra_versions(asked, target)
         self._standby_since = time.time()
         for index in range(len(self._workers)):
-            worker = self._factory.create_standby(index)
+            worker = self._supervisor.create_standby(index)
             worker.models.catalogue, worker.models.extra_versions = target, extra_versions
             self.standbys.append(worker)
-            self._factory.start(worker)
+            self._supervisor.start(worker)
 
     def _swap(self, target: Catalogue) -> None:
         standbys, self.standbys = self.standbys, []
         for index, new in enumerate(standbys):
             old, self._workers[index] = self._workers[index], new
-            self._factory.swap(old, new)
+            self._supervisor.swap(old, new)
         self._serving = None
         self._adopt(target)
 

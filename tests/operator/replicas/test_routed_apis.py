@@ -10,9 +10,8 @@ import pytest
 from cortex.gateway.protocols import Protocol
 from cortex.home import Home
 from cortex.operator.deploy.projects import ProjectFolders
-from cortex.operator.replicas.routed_apis import RoutedApis
 from cortex.operator.replicas.routing import routes_of
-from cortex.operator.replicas.signatures import Signatures
+from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, RouteSignature
 from cortex.replica.spec import ReplicaStatus
 from cortex.state.database import open_sqlite

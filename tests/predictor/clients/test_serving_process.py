@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from cortex.errors import ModelError
-from cortex.predictor.clients.builder import LOCAL, choose_backend
 from cortex.predictor.clients.serving_process import LocalServer
 from cortex.predictor.clients.tensorflow import TensorFlowLoader
+from cortex.predictor.clients.tensorflow_backend import LOCAL, choose_backend
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
 from harness.wait import has_ended, wait_until

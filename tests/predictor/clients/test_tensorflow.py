@@ -12,7 +12,6 @@ from cortex.errors import ModelError
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.payloads.arrays import Array
-from cortex.predictor.clients.builder import LOCAL, choose_backend, is_external
 from cortex.predictor.clients.tensorflow import (
     SignatureInfo,
     TensorFlowClient,
@@ -21,6 +20,7 @@ from cortex.predictor.clients.tensorflow import (
     choose_signature,
     clean_message,
 )
+from cortex.predictor.clients.tensorflow_backend import LOCAL, choose_backend, is_external
 from cortex.predictor.clients.tensors import TensorSpec
 
 FLOATS = TensorSpec(1, (None,), "x:0")

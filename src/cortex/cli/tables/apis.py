@@ -1,10 +1,11 @@
-"""Tables of APIs by kind, and of the APIs behind a TrafficSplitter."""
+"""Tables of APIs by kind, of the memory of their replicas, and of the APIs behind a TrafficSplitter."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
 from cortex.cli.output import Column, Json, Table, build_table, format_age, format_average
+from cortex.errors import format_size
 from cortex.lifecycle import ApiKind
 
 
@@ -32,6 +33,13 @@ def targets_table(env: str, splitter: Json, apis: list[Json], now: datetime) -> 
     ]
     headers, cells = build_table(_TARGET_COLUMNS, rows, now)
     return ["env", *headers], [[env, *row] for row in cells]
+
+
+def memory_table(memory: list[Json]) -> Table:
+    """Return a table with one row per replica: a page that its processes share counts once, and under `shared`."""
+    headers = ["replica", "memory", "shared", "private"]
+    columns = ("proportional_bytes", "shared_bytes", "private_bytes")
+    return headers, [[each["replica"], *(format_size(each[column]) for column in columns)] for each in memory]
 
 
 def previous_version_note(api: Json) -> str:

@@ -67,7 +67,7 @@ class _OperatorSession:
 
 
 class NodeAgent:
-    """Hosts replicas; implements `hosting.HostingObserver`."""
+    """Hosts replicas; `Hosting` reports to it."""
 
     def __init__(self, home: Home, identity: TlsIdentity) -> None:
         self._home = home

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cortex.cluster.archives import validate_project_hash
 from cortex.engine.base import Engine
@@ -32,21 +32,14 @@ from cortex.projects.archive import archive_hash, unpack
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.telemetry import Logger
 
+if TYPE_CHECKING:
+    from cortex.cluster.node.agent import NodeAgent
+
 _BACKOFF = Backoff(5.0, 300.0)
 #: An unused project is kept for this long: a rollback often needs it again.
 _UNUSED_PROJECT_S = 3600.0
 #: A project is requested again after this time; another operator may lead by then.
 REQUEST_AGAIN_S = 3.0
-
-
-class HostingObserver(Protocol):
-    """Receives changes."""
-
-    def changed(self, replica_id: str) -> None:
-        """Handle a replica that has another status, or ended."""
-
-    def needs_project(self, project_hash: str) -> None:
-        """Request a project that replicas wait for."""
 
 
 @dataclass
@@ -67,7 +60,7 @@ class Hosting:
         host: str,
         environ: Mapping[str, str],
         engine: Engine,
-        observer: HostingObserver,
+        observer: NodeAgent,
         logger: Logger,
     ) -> None:
         self._home = home

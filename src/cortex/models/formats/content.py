@@ -49,7 +49,7 @@ _LIGHTGBM = re.compile(rb"tree\r?\nversion=(v\d+)\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """The content of one file."""
+    """The content of one file, or of the folder of an MLflow model."""
 
     format: ModelFormat
     description: str  #: "an ONNX model: a protobuf message with a graph"

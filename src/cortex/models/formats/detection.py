@@ -98,7 +98,7 @@ def _detect_folder(folder: Path, *, in_versions: bool = False) -> Detection:
     if "MLmodel" in names:
         from cortex.models.formats.mlflow_model import read_mlflow  # noqa: PLC0415 - needs PyYAML
 
-        return read_mlflow(folder)
+        return _detection(folder, read_mlflow(folder))
     if "saved_model.pb" in names:
         return _saved_model(folder)
     return _only_model(folder, files)

@@ -12,7 +12,6 @@ from typing import Any
 
 from cortex.errors import ModelFormatError
 from cortex.models.formats.content import ModelContent, recognize
-from cortex.models.formats.detection import Detection
 from cortex.models.formats.requirements import ModelRequirement, required_by_file
 
 _MAX_FILE_BYTES = 1024**2
@@ -41,14 +40,14 @@ _SAFE_SETTINGS: dict[str, dict[str, re.Pattern[str]]] = {
 }
 
 
-def read_mlflow(folder: Path) -> Detection:
-    """Return the detection of a folder with a file `MLmodel`. Raises: ModelFormatError, OSError."""
+def read_mlflow(folder: Path) -> ModelContent:
+    """Return the content of a folder with a file `MLmodel`. Raises: ModelFormatError, OSError."""
     pyfunc, flavors = _pyfunc(folder)
     module = str(pyfunc.get("loader_module", ""))
     if not module:
         raise ModelFormatError(f"{folder / 'MLmodel'} names no loader_module; save the model again with mlflow")
-    reason = f"{folder.name} is an MLflow model: it has the file MLmodel with the flavor python_function ({module})"
-    return Detection("mlflow", str(folder), reason, _code(folder, module, pyfunc, flavors), _requirements(folder))
+    description = f"an MLflow model: it has the file MLmodel with the flavor python_function ({module})"
+    return ModelContent("mlflow", description, _code(folder, module, pyfunc, flavors), _requirements(folder))
 
 
 def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

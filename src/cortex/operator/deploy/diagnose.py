@@ -214,7 +214,7 @@ def _model_packages(
     problems: list[Diagnostic] = []
     for api in checked.readable:
         if inspection is not None and (detections := inspection.detections.get(api.name)):
-            from cortex.operator.deploy.model_packages import packages_of  # noqa: PLC0415 - see the module's docstring
+            from cortex.operator.deploy.model_checks import packages_of  # noqa: PLC0415 - see the module's docstring
 
             packages[api.name], conflicts = packages_of(api, detections, project)
             for conflict in conflicts:

@@ -2,17 +2,20 @@
 
 Each location is listed once, in bounded time. A location with too many files to list counts as valid; `cortex get`
 then shows its problems after the deploy. To detect the format of a model in a bucket, the files of its newest version
-are downloaded to a temporary folder, without large ones. No model is loaded.
+are downloaded to a temporary folder, without
+large ones. No model is loaded. The formats also name the packages that a deploy adds to an API.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from cortex.config.schema import ANY_MODEL, PYTHON, Api
@@ -21,9 +24,12 @@ from cortex.errors import ModelFormatError, StorageError
 from cortex.models.agent.layout import CheckedListing, check_listing, describe_invalid, source_entries
 from cortex.models.agent.listing import Listing, Prefix, download_small_files, list_models, sample_names
 from cortex.models.formats.detection import Detection, detect
+from cortex.models.formats.packages import PackageConflict, choose_packages
 from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.models.spec import Model, ModelProblem, ModelSource
+from cortex.predictor.clients.tensorflow_backend import SERVER
 from cortex.predictor.estimators.loader import check_trust
+from cortex.projects.project import ProjectFiles
 from cortex.storage.client import is_remote
 
 TIMEOUT_S = 30.0
@@ -257,3 +263,23 @@ async def _names(url: str, environ: Mapping[str, str], deadline: float) -> list[
             return await sample_names(url, environ)
     except (StorageError, TimeoutError):
         return []
+
+
+def packages_of(
+    api: Api, detections: Sequence[Detection], project: ProjectFiles
+) -> tuple[dict[str, str], list[PackageConflict]]:
+    """Return the packages for the models of an API, see `choose_packages`, and the conflicts among them.
+
+    A project with a script or conda packages installs what its models need itself.
+    """
+    files = api.handler.dependencies
+    if project.text(files.shell).strip() or project.text(files.conda).strip():
+        return {}, []
+    found = [each for each in detections if each.format != "tensorflow" or _runs_tensorflow(api)]
+    return choose_packages(found, project.text(files.pip), trusts_pickle(api))
+
+
+def _runs_tensorflow(api: Api) -> bool:
+    """Return whether the processes of an API run SavedModels, instead of TensorFlow Serving or Inferentia's runtime."""
+    has_server = shutil.which(SERVER) is not None and find_spec("tensorflow") is None
+    return api.handler.tensorflow_serving is None and not api.compute.inf and not has_server

@@ -46,9 +46,8 @@ from cortex.operator.replicas.plan import (
 )
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.operator.replicas.routed_apis import RoutedApis
 from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
-from cortex.operator.replicas.signatures import Signatures
+from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure

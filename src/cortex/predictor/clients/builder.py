@@ -1,7 +1,7 @@
 """Build the model client of an API: the registry with its loader, and the client of the user's code.
 
     handler.type    builder        loader                                 client
-    python          _python        `clients.python.PythonLoader`          `ModelClient`
+    python          _python        `PythonLoader`                         `ModelClient`
     onnx            _onnx          `clients.onnx.OnnxLoader`              `OnnxClient`
     tensorflow      _tensorflow    `clients.tensorflow.TensorFlowLoader`  `TensorFlowClient`
     model           _model         `estimators.loader.DetectedLoader`     none: `served_models` instead
@@ -12,31 +12,26 @@ code has `served_models`, whatever its type.
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortex.errors import ModelError, ModelFormatError, UserError
-from cortex.models.loader import LoadEvents, ModelFetcher, ModelLoader
+from cortex.models.loader import LoadEvents, LoadRequest, ModelFetcher, ModelLoader
 from cortex.models.registry import Registry
 from cortex.models.spec import Catalogue, ModelSource, Version
+from cortex.predictor.clients.tensorflow_backend import choose_backend, external_models, is_external
 from cortex.predictor.importing import suggest_requirement
+from cortex.predictor.interface import LOAD_MODEL
+from cortex.predictor.tracebacks import user_code
 from cortex.processes.limits import thread_share
 
 if TYPE_CHECKING:
-    from cortex.predictor.clients.tensorflow import TensorFlowBackend
-    from cortex.predictor.clients.tensorflow_serving import ExternalModels
     from cortex.predictor.inference.registry_models import RegistryModels
     from cortex.predictor.loader import LoadSpec
-
-#: The value of `tensorflow_serving` in a configuration that starts a server for each process.
-LOCAL = "local"
-SERVER = "tensorflow_model_server"
-_GRPC = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 
 #: Maximum number of threads of all models of a process. Beyond it, a model uses only the calling thread.
 _MAX_THREADS = 64
@@ -121,11 +116,9 @@ _RegistryOf = Callable[[ModelLoader[Any]], Registry[Any]]
 
 
 def _python(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
-    from cortex.predictor.clients import python  # noqa: PLC0415 - other types do not need it
-
-    loader = python.PythonLoader()
+    loader = PythonLoader()
     registry = registry_of(loader)
-    client = python.ModelClient(registry)
+    client = ModelClient(registry)
     return Clients(registry, client, client.describe, loader.bind)
 
 
@@ -174,54 +167,6 @@ def choose_threads(share: int, models: int) -> int:
     return max(1, min(share, _MAX_THREADS // max(models, 1)))
 
 
-def is_external(tensorflow_serving: str | None) -> bool:
-    """Return whether an external server manages the models, so that none is fetched or loaded here."""
-    return tensorflow_serving not in (None, LOCAL)
-
-
-def choose_backend(tensorflow_serving: str | None) -> TensorFlowBackend[Any]:
-    """Return the backend for a value of `tensorflow_serving`: LOCAL starts a server for this process.
-
-    None uses TensorFlow in this process if it is installed, otherwise a server on PATH. Raises: ModelError if there is
-    neither.
-    """
-    if tensorflow_serving is None and _is_installed("tensorflow"):
-        from cortex.predictor.clients.embedded_tensorflow import EmbeddedTensorFlow  # noqa: PLC0415 - needs numpy
-
-        return EmbeddedTensorFlow()
-    executable = shutil.which(SERVER)
-    if executable is None:
-        fix = f"put {SERVER} on PATH"
-        if tensorflow_serving is None:
-            fix = f"add tensorflow-cpu (or tensorflow) to requirements.txt, or {fix}"
-        raise ModelError(f"TensorFlow models can't be run: neither TensorFlow nor {SERVER} is installed; {fix}")
-    _require_grpc(f"the {SERVER} on PATH")
-    from cortex.predictor.clients.serving_process import LocalServer  # noqa: PLC0415 - needs grpcio
-
-    return LocalServer(executable)
-
-
-def external_models(address: str, source: ModelSource) -> ExternalModels:
-    """Return the models of the TensorFlow Serving server at `host:port`. Connects on first use."""
-    _require_grpc(f"TensorFlow Serving at {address}")
-    from cortex.predictor.clients.tensorflow_serving import ExternalModels  # noqa: PLC0415 - needs grpcio
-
-    return ExternalModels(address, source)
-
-
-def _require_grpc(what: str) -> None:
-    missing = [package for module, package in _GRPC.items() if not _is_installed(module)]
-    if missing:
-        raise ModelError(f"{what} can't be called: add {' and '.join(missing)} to requirements.txt")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
-        return False
-
-
 _BUILDERS: Mapping[str, Callable[[LoadSpec, _RegistryOf, int], Clients]] = {
     "python": _python,
     "model": _model,
@@ -234,6 +179,49 @@ def _count(source: ModelSource, catalogue: Catalogue | None) -> int:
     """Estimate how many models are in memory at a time."""
     models = max(len(source.paths), len(catalogue.models) if catalogue else 0)
     return models if source.cache_size is None else min(models, source.cache_size)
+
+
+class ModelClient:
+    """The `python_client` and `model_client` of Python code. Thread-safe."""
+
+    def __init__(self, registry: Registry[Any]) -> None:
+        self._registry = registry
+
+    def get_model(self, model_name: str | None = None, model_version: str = "latest") -> Any:
+        """Return the result of `load_model` for a version of a model; "latest" is the highest. Raises: ModelError."""
+        return self._registry.get(model_name, model_version)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the versions and timestamps of each model."""
+        return {
+            name: {"versions": entry["versions"], "timestamps": entry["timestamps"]}
+            for name, entry in self._registry.describe().items()
+        }
+
+
+class PythonLoader:
+    """The `ModelLoader` of Python models: calls the user's `load_model`."""
+
+    def __init__(self) -> None:
+        self._load_model: Callable[..., Any] | None = None
+
+    def bind(self, instance: object) -> None:
+        """Set the object whose `load_model` to call."""
+        self._load_model = getattr(instance, LOAD_MODEL)
+
+    def load(self, request: LoadRequest) -> Any:
+        """Load a folder with the user's code. Raises: UserError with the user's frames."""
+        if self._load_model is None:
+            raise ModelError(f"{LOAD_MODEL}() can't be called before the object exists")
+        with user_code(f"by {LOAD_MODEL}()"):
+            model = self._load_model(model_path=request.path)
+        if inspect.iscoroutine(model):
+            model.close()
+            raise ModelError(f"{LOAD_MODEL}() must be a plain function, not `async def`")
+        return model
+
+    def unload(self, model: Any) -> None:
+        """Do nothing: the model is freed with its last reference."""
 
 
 class _NoFetcher:

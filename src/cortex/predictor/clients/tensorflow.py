@@ -10,24 +10,24 @@ This module imports numpy, but neither TensorFlow nor gRPC.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from cortex.errors import ModelError, ModelInputError, with_article
+from cortex.errors import InputError, ModelError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.payloads.arrays import Array, TensorError
 from cortex.payloads.inference_tensors import datatype_of
 from cortex.payloads.signature import ModelSignature, TensorSignature
-from cortex.predictor.clients.model_archive import find_archive, unpack_model
 from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
+from cortex.projects.archive import unpack
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
 #: second along with others, and it is the default of TensorFlow Serving.
@@ -200,7 +200,7 @@ class TensorFlowLoader(Generic[S]):
         self._backend = backend
         # Weak references: the registry counts strong ones to find models in use.
         self._loaded: WeakValueDictionary[int, TensorFlowModel[S]] = WeakValueDictionary()
-        self._unpacked: dict[int, TemporaryDirectory[str]] = {}  #: by model: the folder of its archive
+        self._unpacked: dict[int, tempfile.TemporaryDirectory[str]] = {}  #: by model: the folder of its archive
         self._lock = threading.Lock()
 
     def load(self, request: LoadRequest) -> TensorFlowModel[S]:
@@ -340,3 +340,39 @@ def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
     if spec.shape is not None:
         shape = {"dim": [{"size": str(-1 if size is None else size)} for size in spec.shape]} if spec.shape else {}
     return {"name": spec.tensor, "dtype": spec.type_name, "tensorShape": shape}
+
+
+# SavedModels in ZIP archives, the form of 0.8 to 0.11: a version folder at the top, such as `1568244606/`.
+
+_MARK = "saved_model.pb"
+
+
+def find_archive(path: Path) -> Path | None:
+    """Return the ZIP archive at a path, which is the file or a folder with nothing else; None if there is none."""
+    files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
+    return files[0] if len(files) == 1 and files[0].suffix == ".zip" else None
+
+
+def unpack_model(archive: Path) -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    """Unpack an archive; return the folder, which the caller removes, and that of the highest version in it.
+
+    Raises: ModelError if the archive is invalid, too large, or has no SavedModel.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="cortex-model-")
+    try:
+        content = Path(folder.name, "content")
+        unpack(archive.read_bytes(), content)
+        versions = sorted((file.parent for file in content.rglob(_MARK)), key=_order)
+        if not versions:
+            raise ModelError(f"{archive.name} has no SavedModel: no folder in it has the file {_MARK}")
+    except InputError as error:
+        folder.cleanup()
+        raise ModelError(f"{archive.name} can't be unpacked: {error}") from error
+    except BaseException:
+        folder.cleanup()
+        raise
+    return folder, versions[-1]
+
+
+def _order(folder: Path) -> tuple[int, str]:
+    return int(folder.name) if folder.name.isdecimal() else -1, str(folder)

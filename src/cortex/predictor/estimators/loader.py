@@ -147,8 +147,8 @@ class DetectedLoader:
         return OnnxLoader(self._has_gpus, self._threads)
 
     def _tensorflow_loader(self) -> ModelLoader[Any]:
-        from cortex.predictor.clients.builder import choose_backend  # noqa: PLC0415 - only for a SavedModel
         from cortex.predictor.clients.tensorflow import TensorFlowLoader  # noqa: PLC0415 - needs numpy
+        from cortex.predictor.clients.tensorflow_backend import choose_backend  # noqa: PLC0415 - only for a SavedModel
 
         backend = choose_backend(self._tensorflow_serving)
         self._stops.append(backend.close)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from httptools import HttpParserUpgrade, HttpResponseParser
 
 from cortex.replica.commands.forwarding import request_head, response_headers, server_target, upgrade_head
-from cortex.replica.commands.upstream import UpstreamConnection, UpstreamPool
+from cortex.replica.commands.upstream import UpstreamConnection
 from cortex.replica.http.connection import BODILESS, MAX_RESPONSE_HEADERS, Header, close_frame, framed_chunk
 from cortex.replica.http.streaming_connection import StreamingConnection, declared_length
+
+if TYPE_CHECKING:
+    from cortex.replica.commands.server import CommandServer
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -37,35 +40,23 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 GOING_AWAY, RESTART = 1001, 1012
 
 
-class CallSettings(Protocol):
-    """Settings that the calls of a process share."""
-
-    timeout_s: float
-    websocket_idle_s: float
-    strips_prefix: bool
-    upstreams: UpstreamPool
-
-    def answered(self) -> None:
-        """Note that the server has answered."""
-
-
 class CommandCall:
     """The state of one request and its response. Event-loop thread only."""
 
     def __init__(
         self,
-        settings: CallSettings,
+        server: CommandServer,
         connection: StreamingConnection,
         deadline_ns: int,
         on_over: Callable[[CommandCall], None],
     ) -> None:
         """Create the call; `on_over` is called once, at its end."""
         self.status = 0  #: of the response; 0 until it has begun
-        self._settings = settings
+        self._server = server
         self._connection = connection
-        self._loop = settings.upstreams.loop
+        self._loop = server.upstreams.loop
         self._deadline_ns = deadline_ns  #: monotonic; moves with each byte of the response
-        self._connect_until = self._loop.time() + min(_CONNECT_S, settings.timeout_s)
+        self._connect_until = self._loop.time() + min(_CONNECT_S, server.timeout_s)
         self._on_over = on_over
         self._is_over = self._is_upgraded = False
         # The request.
@@ -90,7 +81,7 @@ class CommandCall:
     def begin(self) -> None:
         """Send the request."""
         connection = self._connection
-        target, self._prefix = server_target(connection.url, connection.endpoint, self._settings.strips_prefix)
+        target, self._prefix = server_target(connection.url, connection.endpoint, self._server.strips_prefix)
         method = self._method.encode("latin-1")
         headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
         self._host = next((value for name, value in headers if name == b"host"), b"")
@@ -99,7 +90,7 @@ class CommandCall:
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         self._waits_for_body = not self._is_chunked and not self._is_upgrade and int(length) <= _WHOLE_BODY_BYTES
         connection.begin(_NEVER_NS)
-        self._upstream: UpstreamConnection = self._settings.upstreams.acquire(self)
+        self._upstream: UpstreamConnection = self._server.upstreams.acquire(self)
         self._timer = self._loop.call_later(self._delay_s(), self._check)
         self._send_request()
 
@@ -115,7 +106,7 @@ class CommandCall:
             else:
                 self._upstream.resume()  # the server finishes, and its response is discarded
             return
-        self._touch(self._settings.websocket_idle_s if self._is_upgraded else None)
+        self._touch(self._server.websocket_idle_s if self._is_upgraded else None)
         if not self._is_sent:
             self._send_request()
         if self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
@@ -123,7 +114,7 @@ class CommandCall:
 
     def receive_data(self, data: bytes) -> None:
         """Pass on what the client sends after an upgrade."""
-        self._touch(self._settings.websocket_idle_s)
+        self._touch(self._server.websocket_idle_s)
         self._upstream.send(data)
         if self._upstream.unsent_bytes > MAX_UNSENT_BYTES:
             self._connection.pause()
@@ -152,7 +143,7 @@ class CommandCall:
         if self._is_over:
             return
         if self._is_upgraded:
-            self._touch(self._settings.websocket_idle_s)
+            self._touch(self._server.websocket_idle_s)
             self._connection.write_raw(bytes(data))
         else:
             self._parse(data)
@@ -170,7 +161,7 @@ class CommandCall:
             else:
                 self._finish()
         elif self._upstream.is_reused and self._is_repeatable:
-            self._upstream = self._settings.upstreams.connect(self)
+            self._upstream = self._server.upstreams.connect(self)
             self._upstream.send(self._sent_head)
         else:
             self._timer.cancel()
@@ -256,8 +247,8 @@ class CommandCall:
         self._touch()
         if not self.status:
             self.status = self._code
-            self._settings.answered()
-            headers = response_headers(self._headers, self._prefix, self._settings.strips_prefix, self._host)
+            self._server.answered()
+            headers = response_headers(self._headers, self._prefix, self._server.strips_prefix, self._host)
             if len(headers) > MAX_RESPONSE_HEADERS:
                 self.status = 0
                 what = f"the response of the command's server has {len(headers)} headers"
@@ -279,8 +270,8 @@ class CommandCall:
             return
         self.status = 101
         self._is_upgraded = True
-        self._settings.answered()
-        self._touch(self._settings.websocket_idle_s)
+        self._server.answered()
+        self._touch(self._server.websocket_idle_s)
         self._timer.cancel()  # the limit of a WebSocket may be shorter than that of its handshake
         self._timer = self._loop.call_later(self._delay_s(), self._check)
         self._connection.upgrade(upgrade_head(self._headers))
@@ -308,7 +299,7 @@ class CommandCall:
     # Time.
 
     def _touch(self, silence_s: float | None = None) -> None:
-        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._settings.timeout_s) * _NS_PER_S)
+        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._server.timeout_s) * _NS_PER_S)
 
     def _delay_s(self) -> float:
         delay_s = (self._deadline_ns - time.monotonic_ns()) / _NS_PER_S
@@ -321,11 +312,11 @@ class CommandCall:
         if not is_late and (self._upstream.is_connected or self._loop.time() < self._connect_until):
             self._timer = self._loop.call_later(self._delay_s(), self._check)
         elif self._is_upgraded:
-            self.close_websocket(GOING_AWAY, f"no message for {self._settings.websocket_idle_s:g} s")
+            self.close_websocket(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
         elif not self._upstream.is_connected:
             self._respond_error(503, f"the server of the command accepts no connection: {self._upstream.error}")
         else:
-            self._respond_error(504, f"timed out after {self._settings.timeout_s:g} s")
+            self._respond_error(504, f"timed out after {self._server.timeout_s:g} s")
 
     # End.
 
@@ -342,7 +333,7 @@ class CommandCall:
         is_reusable = self._is_complete and self._is_sent and not (self._is_upgraded or self._has_excess)
         is_reusable = is_reusable and self._parser.should_keep_alive()
         if is_reusable:
-            self._settings.upstreams.release(self._upstream)
+            self._server.upstreams.release(self._upstream)
         self._end(closes=not is_reusable)
 
     def _end(self, closes: bool = True) -> None:

@@ -11,7 +11,10 @@ import contextlib
 import os
 import socket
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cortex.replica.commands.command_call import CommandCall
 
 #: Address of a server: the path of a unix socket, or host and port.
 Address = str | tuple[str, int]
@@ -20,19 +23,6 @@ Address = str | tuple[str, int]
 _IDLE_S = 0.5
 #: Interval of attempts to connect while the server accepts no connection.
 _RETRY_S = 0.02
-
-
-class Receiver(Protocol):
-    """The request of a connection. Event-loop thread only."""
-
-    def on_data(self, data: memoryview) -> None:
-        """Handle data of the server; the memory is used again afterwards."""
-
-    def on_end(self) -> None:
-        """Handle the end of the connection."""
-
-    def on_sent(self) -> None:
-        """Handle that the server has taken some of what waited for it."""
 
 
 class UpstreamPool:
@@ -45,7 +35,7 @@ class UpstreamPool:
         self._idle: deque[UpstreamConnection] = deque()  #: the least recently used first
         self._timer: asyncio.TimerHandle | None = None
 
-    def acquire(self, receiver: Receiver) -> UpstreamConnection:
+    def acquire(self, receiver: CommandCall) -> UpstreamConnection:
         """Return a connection for a request: the one used last, or a new one."""
         while self._idle:
             connection = self._idle.pop()
@@ -56,7 +46,7 @@ class UpstreamPool:
             connection.close()
         return self.connect(receiver)
 
-    def connect(self, receiver: Receiver) -> UpstreamConnection:
+    def connect(self, receiver: CommandCall) -> UpstreamConnection:
         """Return a new connection for a request."""
         connection = UpstreamConnection(self, receiver)
         connection.connect()
@@ -104,8 +94,8 @@ class UpstreamConnection:
         "receiver",
     )
 
-    def __init__(self, pool: UpstreamPool, receiver: Receiver) -> None:
-        self.receiver: Receiver | None = receiver  #: None: idle
+    def __init__(self, pool: UpstreamPool, receiver: CommandCall) -> None:
+        self.receiver: CommandCall | None = receiver  #: None: idle
         self.idle_since = 0.0
         self.is_reused = False  #: it has had an earlier request
         self.error = ""  #: of the last attempt to connect

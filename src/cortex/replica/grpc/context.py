@@ -5,26 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
 from cortex.replica.grpc.wire import Metadata, headers_of
 from cortex.replica.http.connection import Header
 
+if TYPE_CHECKING:
+    from cortex.replica.grpc.call import Call
+
 
 class AbortedError(Exception):
     """User code ended the call by `context.abort`."""
-
-
-class ContextOwner(Protocol):
-    """The call of a context."""
-
-    def send_head(self, headers: tuple[Header, ...]) -> None:
-        """Write the head of the response now. On any thread."""
-
-    def cancel(self) -> None:
-        """End the call with the status CANCELLED. On any thread."""
 
 
 class Context:
@@ -33,12 +26,12 @@ class Context:
     `abort` and `send_initial_metadata` may also be awaited, as `async def` methods expect it.
     """
 
-    def __init__(self, owner: ContextOwner, metadata: Metadata, peer: str, deadline_ns: int | None) -> None:
-        """Create the context of a call that its client abandons at `deadline_ns` (monotonic)."""
+    def __init__(self, call: Call | None, metadata: Metadata, peer: str, deadline_ns: int | None) -> None:
+        """Create the context of a call that its client abandons at `deadline_ns` (monotonic); None: a sample call."""
         self.aborted = False  #: the status is final, even if user code catches the exception
         self.head: tuple[Header, ...] = ()
         self.trailing: tuple[Header, ...] = ()
-        self._owner = owner
+        self._call = call
         self._metadata = metadata
         self._peer = peer
         self._deadline_ns = deadline_ns
@@ -70,7 +63,8 @@ class Context:
 
     def cancel(self) -> None:
         """Cancel the call."""
-        self._owner.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     def cancelled(self) -> bool:
         """Return whether the call has ended before the method has returned."""
@@ -120,7 +114,8 @@ class Context:
     def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> _Done:
         """Send the metadata of the response before its first message. Raises: ValueError."""
         self.head = headers_of(initial_metadata)
-        self._owner.send_head(self.head)
+        if self._call is not None:
+            self._call.send_head(self.head)
         return _Done()
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, str | bytes]]) -> None:

@@ -20,7 +20,6 @@ from cortex.predictor.binding import result_kind
 from cortex.predictor.protobuf import BoundRpc, BoundService
 from cortex.replica.grpc.context import AbortedError, Context
 from cortex.replica.grpc.wire import RpcError, json_messages
-from cortex.replica.http.connection import Header
 
 
 def call_sample(service: BoundService, body: bytes, loop: asyncio.AbstractEventLoop) -> None:
@@ -30,7 +29,7 @@ def call_sample(service: BoundService, body: bytes, loop: asyncio.AbstractEventL
             messages = [_parse(rpc, part) for part in json_messages(request, rpc.name, rpc.request_streams)]
         except RpcError as error:
             raise UserError(error.message) from None
-        context = Context(_NoClient(), (), "ipv4:127.0.0.1", None)
+        context = Context(None, (), "ipv4:127.0.0.1", None)
         with contextlib.suppress(AbortedError):
             _call(rpc, messages, context, loop)
         if (code := context.code()) not in (None, grpc.StatusCode.OK):
@@ -95,13 +94,3 @@ def _check(rpc: BoundRpc, result: Any, context: Context) -> None:
     name = getattr(getattr(result, "DESCRIPTOR", None), "full_name", None)
     if name != wanted.DESCRIPTOR.full_name and context.code() is None:  # else the status is the response
         raise UserError(f"{rpc.name} returned {type(result).__name__}, not {wanted.DESCRIPTOR.full_name}")
-
-
-class _NoClient:
-    """In place of a call."""
-
-    def send_head(self, headers: tuple[Header, ...]) -> None:
-        """Send the metadata to nobody."""
-
-    def cancel(self) -> None:
-        """End nothing."""

@@ -12,10 +12,9 @@ from cortex.cli.arguments import add_api, add_env, add_job, add_output
 from cortex.cli.output import Json
 from cortex.cli.progress import exit_code, show_job, watch
 from cortex.cli.session import Session
-from cortex.cli.tables.apis import apis_table, kind_of, previous_version_note, targets_table
+from cortex.cli.tables.apis import apis_table, kind_of, memory_table, previous_version_note, targets_table
 from cortex.cli.tables.canary import canary_notes, show_canary
 from cortex.cli.tables.jobs import jobs_table, schedule_lines, tasks_table
-from cortex.cli.tables.memory import memory_table
 from cortex.cli.tables.models import model_notes, versions_table
 from cortex.cli.tables.scaling import shortage_note, show_scaling
 from cortex.cli.tables.tracker import show_tracker
