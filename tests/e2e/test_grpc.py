@@ -355,7 +355,7 @@ def test_a_version_whose_sample_fails_does_not_serve(cortex: Installation, proje
     for sample, reason in (
         ({"Do": {"text": "abort"}}, "Do ended with the status NOT_FOUND: 100 % gone: ü"),
         ({"Do": {"text": "type"}}, "Do returned int, not failing.Text"),
-        ({"Count": {"valu": 1}}, "it is not a valid failing.Number: "),
+        ({"Count": {"valu": 1}}, "the request is not a valid failing.Number: "),
         ({"Other": {}}, "it must be an object with the request of one or more of Double, Sum, Count, Echo, Do"),
     ):
         (folder / "sample.json").write_text(json.dumps(sample))

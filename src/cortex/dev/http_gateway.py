@@ -16,12 +16,11 @@ import itertools
 import json
 import os
 import random
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from httptools import HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
@@ -29,6 +28,9 @@ from cortex.config.schema import Api
 from cortex.lifecycle import ApiKind
 from cortex.replica.http.connection import error_body, response_head
 from cortex.replica.spec import TERMINAL_HINT
+
+if TYPE_CHECKING:
+    from cortex.dev.dev_api import DevApi
 
 _READ_BYTES = 64 * 1024
 _SHOWN_PATH = 200
@@ -44,28 +46,6 @@ _SUBPATHS = ("/v2", "/signature")
 
 class UnavailableError(Exception):
     """An API has no process that could answer; the message is the reason."""
-
-
-class Upstream(Protocol):
-    """An API behind the gateway; `dev.session.DevApi` and the doubles of tests."""
-
-    @property
-    def api(self) -> Api:
-        """Return its configuration."""
-
-    @property
-    def signature(self) -> str:
-        """Return the signature of its methods as JSON; "" if it is not known."""
-
-    @property
-    def has_routes(self) -> bool | None:
-        """Return whether methods of its class answer paths below the endpoint; None while no process serves."""
-
-    async def connect(self) -> socket.socket:
-        """Return a connection to its process for one request; wait while it is reloaded. Raises: UnavailableError."""
-
-    def disconnect(self, connection: socket.socket) -> None:
-        """Note that a request has ended."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +71,7 @@ class Head:
 
 @dataclass(frozen=True)
 class _Route:
-    upstream: Upstream
+    upstream: DevApi
     endpoint: str | None = None  #: set for paths below it
     asks_info: bool = False
     documentation: str = ""  #: the path below the endpoint, if `cortex dev` answers it
@@ -115,7 +95,7 @@ class _Exchange:
 
     head: Head
     request_id: str
-    upstream: Upstream | None = None
+    upstream: DevApi | None = None
     started: float = field(default_factory=time.perf_counter)
     status: int = 0
     reason: str = ""  #: message of an error response
@@ -126,7 +106,7 @@ class DevGateway:
     """Listens on one port for all APIs. `upstreams` may be replaced at any time; without any, it answers 503."""
 
     def __init__(self, on_response: Callable[[ServedRequest], object]) -> None:
-        self.upstreams: Sequence[Upstream] = ()
+        self.upstreams: Sequence[DevApi] = ()
         #: Cleared while `upstreams` may change: requests with paths that no API has wait until it is set.
         self.paths_known = asyncio.Event()
         self.paths_known.set()
@@ -148,7 +128,7 @@ class DevGateway:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
 
-    def cut_streams(self, upstream: Upstream, before: float) -> int:
+    def cut_streams(self, upstream: DevApi, before: float) -> int:
         """Disconnect responses that began before a time (`time.perf_counter`) and still continue; return how many."""
         found = [
             each for each in self._exchanges if each.upstream is upstream and each.status and each.started < before
@@ -265,7 +245,7 @@ class DevGateway:
                 return route
         return None
 
-    def _drawn(self, upstream: Upstream) -> Upstream | None:
+    def _drawn(self, upstream: DevApi) -> DevApi | None:
         """Return the API that answers a request to an endpoint: for a TrafficSplitter, one by weight."""
         if upstream.api.kind is not ApiKind.SPLITTER:
             return upstream
@@ -284,7 +264,7 @@ def _below(path: str, api: Api) -> str | None:
     return below if path.startswith(endpoint) and below[:1] in ("", "/") else None
 
 
-def _route_below(target: Upstream, owner: Api, below: str) -> _Route | None:
+def _route_below(target: DevApi, owner: Api, below: str) -> _Route | None:
     endpoint = owner.networking.endpoint.rstrip("/")
     api = target.api
     if api.runs_command:

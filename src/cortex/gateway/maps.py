@@ -31,6 +31,7 @@ from dataclasses import fields
 
 from cortex.gateway.protocols import OPENAI_MAP, RULES, SET_OPENAI, Protocol
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
+from cortex.payloads.openai_errors import OPENAI_PATH
 
 ROUTES_MAP = "routes.map"
 DOCS_MAP = "docs.map"
@@ -64,8 +65,6 @@ DRAINING_SERVER = f"{DRAINING_BACKEND}/draining"
 V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
 V2_PATH = "/v2"
-#: Below the endpoint of an API with routes or a command: errors have OpenAI's form, as those of its replicas.
-OPENAI_PATH = "/v1"
 
 UNAVAILABLE_MAX_LENGTH = 1000
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")

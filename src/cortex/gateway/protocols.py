@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cortex.payloads.openai_errors import openai_error_type
+
 #: The map of paths whose errors have OpenAI's form.
 OPENAI_MAP = "openai.map"
 
@@ -42,14 +44,13 @@ def json_error(message: str) -> str:
     return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
 
 
-_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
 #: Sets the variable that selects the form of `routes_error`.
 SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
 
 
 def routes_error(status: int, message: str) -> str:
     """Return the content options of an error in OpenAI's form for paths in the map, in that of replicas for others."""
-    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = openai_error_type(status)
     begin, end = (
         '%[var(txn.openai),iif("{}","")]'.format(text.replace('"', r"\""))
         for text in ('{"message":', f',"type":"{kind}","param":null,"code":null}}')

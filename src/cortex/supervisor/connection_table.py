@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
+from cortex.payloads.openai_errors import is_openai_path
 from cortex.replica.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
 from cortex.replica.http.connection import close_frame, error_response, path_below
-from cortex.replica.http.openai_errors import is_openai_path
 from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection

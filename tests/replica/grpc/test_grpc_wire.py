@@ -8,6 +8,7 @@ import zlib
 import grpc
 import pytest
 
+from cortex.replica.grpc.messages import json_messages
 from cortex.replica.grpc.trailers import percent_encoded, supervisor_response, trailers
 from cortex.replica.grpc.wire import (
     HTTP_STATUSES,
@@ -15,7 +16,6 @@ from cortex.replica.grpc.wire import (
     RpcError,
     frame,
     headers_of,
-    json_messages,
     metadata_of,
     timeout_ns,
 )

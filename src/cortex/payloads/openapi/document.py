@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cortex.lifecycle import ApiKind
+from cortex.payloads.openai_errors import is_openai_path
 from cortex.payloads.openapi import errors, inference, jobs
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.schemas import SchemaComponents
@@ -186,7 +187,7 @@ def _operation(
             api,
             has_body=bool(bodies),
             is_typed=any(body.is_typed for body in bodies) or bool(parameters),
-            in_openai_form=f"{route}/".startswith("/v1/"),
+            in_openai_form=is_openai_path(route.encode()),
         ),
     }
     return made

@@ -17,7 +17,6 @@ from cortex.replica.commands.command_call import RESTART, CommandCall
 from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.upstream import Address, UpstreamPool
 from cortex.replica.http.connection import READ_BYTES, Connection, ConnectionPool
-from cortex.replica.http.openai_errors import is_openai_path
 from cortex.replica.http.streaming_connection import StreamingConnection
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.replica.shared_state import SharedConnectionState
@@ -35,17 +34,7 @@ class CommandConnection(StreamingConnection):
     """A connection from the gateway for the requests of a command: errors below `/v1` have OpenAI's form."""
 
     __slots__ = ()
-
-    @property
-    def has_openai_errors(self) -> bool:
-        """Return whether errors have OpenAI's form."""
-        return is_openai_path(self.path_below)
-
-    def begin(self, deadline_ns: int) -> None:
-        """Mark the request as running."""
-        super().begin(deadline_ns)
-        if self.has_openai_errors:
-            self._shared.set_openai_errors(self.index)
+    may_have_openai_errors = True
 
 
 class CommandServer:

@@ -39,20 +39,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf import json_format
-from google.protobuf.message import DecodeError
 
 from cortex.predictor.binding import result_kind
 from cortex.predictor.protobuf import BoundRpc
 from cortex.predictor.tracebacks import format_user_traceback
 from cortex.replica.grpc.connection import GrpcConnection
 from cortex.replica.grpc.context import Context
+from cortex.replica.grpc.messages import json_messages, message_of, not_a_message, parse_json, parse_message, to_json
 from cortex.replica.grpc.streams import AsyncRequests, ThreadRequests
 from cortex.replica.grpc.wire import (
     HTTP_STATUSES,
     MessageReader,
     RpcError,
-    json_messages,
     metadata_of,
     timeout_ns,
 )
@@ -290,7 +288,7 @@ class Call:
             if self.rpc.response_streams:
                 self._send_all(result)
             else:
-                last = self._encode(result)
+                last = None if result is None else self._encode(result)
         except BaseException as error:  # the edge of the user's code
             failure = error
         finally:
@@ -306,8 +304,6 @@ class Call:
                 if self.is_over:
                     break
                 data = self._encode(result)
-                if data is None:
-                    raise self._not_a_message(result)
                 with self._lock:
                     self._unsent += len(data)
                     is_full = self._unsent > MAX_UNSENT_BYTES
@@ -347,7 +343,7 @@ class Call:
             if result_kind(result) == "async":
                 result = await contain_exit(result)
             if not self.rpc.response_streams:
-                last = self._encode(result)
+                last = None if result is None else self._encode(result)
             elif isinstance(result, AsyncIterable):
                 await contain_exit(self._send_each(result))
             else:
@@ -359,8 +355,6 @@ class Call:
     async def _send_each(self, results: AsyncIterable[Any]) -> None:
         async for result in results:
             data = self._encode(result)
-            if data is None:
-                raise self._not_a_message(result)
             self._send(data)
             if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
                 await self._connection.flushed()
@@ -372,7 +366,7 @@ class Call:
             self._connection.returned_ns = time.monotonic_ns()
             code, message = self._outcome(failure)
             if code is grpc.StatusCode.OK and last is None and not self.rpc.response_streams:
-                code, message = grpc.StatusCode.INTERNAL, self._log(self._not_a_message(None))
+                code, message = grpc.StatusCode.INTERNAL, self._log(not_a_message(self.rpc, None))
             self._set_over(code)
             self._respond(code, message, last if code is grpc.StatusCode.OK else None)
             self._was_closed = not self._connection.open
@@ -400,39 +394,13 @@ class Call:
 
     def _parse(self, data: bytes) -> Any:
         """Return the message in the bytes of a request. On any thread. Raises: RpcError."""
-        message = self.rpc.request_class()
-        try:
-            if self._is_grpc:
-                message.ParseFromString(data)
-            else:
-                json_format.Parse(data, message)
-        except (DecodeError, json_format.ParseError, UnicodeDecodeError) as error:
-            reason = f"the request is not a valid {message.DESCRIPTOR.full_name}: {error}"
-            code = grpc.StatusCode.INTERNAL if self._is_grpc else grpc.StatusCode.INVALID_ARGUMENT
-            raise RpcError(code, reason) from error
-        return message
+        return parse_message(self.rpc, data) if self._is_grpc else parse_json(self.rpc, data)
 
-    def _encode(self, result: Any) -> bytes | None:
-        """Return the bytes of a message that the user's method returned; None for None. On any thread."""
-        if result is None:
-            return None
-        wanted = self.rpc.response_class
-        if isinstance(result, dict):
-            result = json_format.ParseDict(result, wanted())
-        elif getattr(getattr(result, "DESCRIPTOR", None), "full_name", None) != wanted.DESCRIPTOR.full_name:
-            raise self._not_a_message(result)
-        data: bytes
-        if self._is_grpc:
-            data = result.SerializeToString()
-        else:
-            indent = None if self.rpc.response_streams else 2
-            data = json_format.MessageToJson(result, indent=indent, ensure_ascii=False).encode()
+    def _encode(self, result: Any) -> bytes:
+        """Return the bytes of a message that the user's method returned. On any thread. Raises: TypeError."""
+        message = message_of(self.rpc, result)
+        data: bytes = message.SerializeToString() if self._is_grpc else to_json(self.rpc, message)
         return data
-
-    def _not_a_message(self, result: Any) -> TypeError:
-        wanted = self.rpc.response_class.DESCRIPTOR.full_name
-        verb = "yielded" if self.rpc.response_streams else "returned"
-        return TypeError(f"{self.rpc.name} {verb} {type(result).__name__}, not {wanted} or a dict with its fields")
 
     def _not_a_stream(self, result: Any) -> TypeError:
         return TypeError(f"{self.rpc.name} streams its response, but returned {type(result).__name__}: yield messages")

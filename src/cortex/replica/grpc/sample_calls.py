@@ -13,20 +13,20 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
 
 from cortex.errors import UserError
 from cortex.predictor.binding import result_kind
 from cortex.predictor.protobuf import BoundRpc, BoundService
 from cortex.replica.grpc.context import AbortedError, Context
-from cortex.replica.grpc.wire import RpcError, json_messages
+from cortex.replica.grpc.messages import json_messages, message_of, parse_json
+from cortex.replica.grpc.wire import RpcError
 
 
 def call_sample(service: BoundService, body: bytes, loop: asyncio.AbstractEventLoop) -> None:
     """Call the rpcs of a sample one after the other. Raises: UserError, and what user code raises."""
     for rpc, request in _requests(service, body):
         try:
-            messages = [_parse(rpc, part) for part in json_messages(request, rpc.name, rpc.request_streams)]
+            messages = [parse_json(rpc, part) for part in json_messages(request, rpc.name, rpc.request_streams)]
         except RpcError as error:
             raise UserError(error.message) from None
         context = Context(None, (), "ipv4:127.0.0.1", None)
@@ -44,15 +44,6 @@ def _requests(service: BoundService, body: bytes) -> list[tuple[BoundRpc, bytes]
     if not isinstance(found, dict) or not found or not found.keys() <= service.rpcs.keys():
         raise UserError(f"it must be an object with the request of one or more of {', '.join(service.rpcs)}")
     return [(service.rpcs[name], json.dumps(request).encode()) for name, request in found.items()]
-
-
-def _parse(rpc: BoundRpc, data: bytes) -> Any:
-    message = rpc.request_class()
-    try:
-        json_format.Parse(data, message)
-    except json_format.ParseError as error:
-        raise UserError(f"it is not a valid {message.DESCRIPTOR.full_name}: {error}") from None
-    return message
 
 
 def _call(rpc: BoundRpc, messages: list[Any], context: Context, loop: asyncio.AbstractEventLoop) -> None:
@@ -87,10 +78,8 @@ async def _stream(messages: list[Any]) -> AsyncIterator[Any]:
 
 def _check(rpc: BoundRpc, result: Any, context: Context) -> None:
     """Check that a result is a message of the rpc. Raises: UserError; ParseError for a dict with other fields."""
-    wanted = rpc.response_class
-    if isinstance(result, dict):
-        json_format.ParseDict(result, wanted())
-        return
-    name = getattr(getattr(result, "DESCRIPTOR", None), "full_name", None)
-    if name != wanted.DESCRIPTOR.full_name and context.code() is None:  # else the status is the response
-        raise UserError(f"{rpc.name} returned {type(result).__name__}, not {wanted.DESCRIPTOR.full_name}")
+    try:
+        message_of(rpc, result)
+    except TypeError as error:
+        if context.code() is None:  # else the status is the response
+            raise UserError(str(error)) from None

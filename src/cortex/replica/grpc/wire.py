@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import struct
 import zlib
@@ -158,20 +157,3 @@ def _encoded(key: str, value: str | bytes) -> Header:
     if not re.fullmatch(r"[ -~]*", text):
         raise ValueError(f"the value of the metadata key {key!r} must be of ASCII characters; let the key end in -bin")
     return key.encode(), text.encode()
-
-
-def json_messages(body: bytes, name: str, streams: bool) -> list[bytes]:
-    """Return the messages of a request in JSON to the rpc `name`: one object, or an array if the request streams.
-
-    Raises: RpcError.
-    """
-    if not streams:
-        return [body or b"{}"]
-    try:
-        items = json.loads(body or b"[]")
-    except (ValueError, RecursionError) as error:
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, f"the request body is not JSON: {error}") from error
-    if not isinstance(items, list):
-        message = f"{name} takes a stream: the request body must be a JSON array of messages"
-        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message)
-    return [json.dumps(item).encode() for item in items]

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from httptools import HttpRequestParser
 
+from cortex.payloads.openai_errors import is_openai_path, openai_error_body
 from cortex.replica.http.cancellation import CLIENTS
-from cortex.replica.http.openai_errors import openai_error_body
 from cortex.replica.monitoring.metrics import RequestRecorder
 from cortex.replica.monitoring.request_log import REQUEST, log_id
 from cortex.replica.shared_state import ConnectionState, SharedConnectionState
@@ -171,6 +171,7 @@ class ConnectionPool:
 class Connection:
     """One connection from the gateway, and its current request. `shared_state` has its states and transitions."""
 
+    may_have_openai_errors = False  #: below `/v1`
     __slots__ = (
         "_abandoned",
         "_backlog",
@@ -271,7 +272,7 @@ class Connection:
     @property
     def has_openai_errors(self) -> bool:
         """Return whether errors have OpenAI's form."""
-        return False
+        return self.may_have_openai_errors and is_openai_path(self.path_below)
 
     def gateway_wait_ns(self, now_ns: int) -> int:
         """Return how long the request has been in the gateway; `now_ns` is monotonic.
@@ -331,13 +332,18 @@ class Connection:
 
     def queue(self, deadline_ns: int) -> None:
         """Mark the request as waiting for a slot or a batch, until `deadline_ns` (monotonic)."""
-        self._shared.begin(self.index, deadline_ns, self.request_id)
+        self._enter_row(deadline_ns)
         self._set_state(ConnectionState.QUEUED)
 
     def begin(self, deadline_ns: int) -> None:
         """Mark the request as running in user code, until `deadline_ns` (monotonic)."""
         self._state = _RUNNING
+        self._enter_row(deadline_ns)
+
+    def _enter_row(self, deadline_ns: int) -> None:
         self._shared.begin(self.index, deadline_ns, self.request_id)
+        if self.may_have_openai_errors and self.has_openai_errors:
+            self._shared.set_openai_errors(self.index)
 
     def begin_batch(self, batch: int, deadline_ns: int) -> None:
         """Mark a queued request as running in the batch of this number."""

@@ -25,7 +25,6 @@ from cortex.replica.http.connection import (
     Header,
     response_head,
 )
-from cortex.replica.http.openai_errors import is_openai_path
 from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.route_metrics import OTHER, RouteRecorder
 from cortex.replica.requests.inference_routes import InferenceRoutes
@@ -117,6 +116,7 @@ class RoutedConnection(Connection):
     """
 
     __slots__ = ("_recorder_of_routes", "_status", "route")
+    may_have_openai_errors = True
 
     def __init__(
         self,
@@ -129,21 +129,6 @@ class RoutedConnection(Connection):
     ) -> None:
         self._recorder_of_routes = recorder
         super().__init__(sock, index, pool, clock, on_close)
-
-    @property
-    def has_openai_errors(self) -> bool:
-        """Return whether errors have OpenAI's form."""
-        return is_openai_path(self.path_below)
-
-    def begin(self, deadline_ns: int) -> None:
-        """Mark the request as running in user code, until `deadline_ns` (monotonic)."""
-        super().begin(deadline_ns)
-        self._mark_errors()
-
-    def queue(self, deadline_ns: int) -> None:
-        """Mark the request as waiting for a slot or a batch, until `deadline_ns` (monotonic)."""
-        super().queue(deadline_ns)
-        self._mark_errors()
 
     def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
         """Write a complete response; the connection is then ready for the next request."""
@@ -168,10 +153,6 @@ class RoutedConnection(Connection):
         """Close immediately, by a shutdown that the peer sees although the supervisor has a duplicate."""
         self._record()
         super().close()
-
-    def _mark_errors(self) -> None:
-        if self.has_openai_errors:
-            self._shared.set_openai_errors(self.index)
 
     def _timing(self, status: int) -> bytes:
         self._status = status

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Path below the endpoint.
-OPENAI_PATH = b"/v1"
+OPENAI_PATH = "/v1"
+_PATH = OPENAI_PATH.encode()
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FIELDS = ("message", "type", "param", "code")
@@ -18,7 +19,7 @@ _FIELDS = ("message", "type", "param", "code")
 
 def is_openai_path(path_below: bytes) -> bool:
     """Return whether errors have this form at a path below the endpoint."""
-    return path_below == OPENAI_PATH or path_below.startswith(OPENAI_PATH + b"/")
+    return path_below == _PATH or path_below.startswith(_PATH + b"/")
 
 
 def openai_error_body(status: int, message: str, request_id: str, fields: Mapping[str, Any]) -> bytes:
@@ -27,7 +28,7 @@ def openai_error_body(status: int, message: str, request_id: str, fields: Mappin
     `fields` are those of Cortex's own form. A `detail` with the keys of this form replaces what it has; the first
     mistake of a validation names the parameter.
     """
-    error: dict[str, Any] = {"message": message, "type": _type_of(status), "param": None, "code": None}
+    error: dict[str, Any] = {"message": message, "type": openai_error_type(status), "param": None, "code": None}
     detail = fields.get("detail")
     if isinstance(detail, dict):
         detail = detail.get("error", detail)
@@ -39,5 +40,6 @@ def openai_error_body(status: int, message: str, request_id: str, fields: Mappin
     return json.dumps({"error": error, "request_id": request_id}).encode()
 
 
-def _type_of(status: int) -> str:
+def openai_error_type(status: int) -> str:
+    """Return the `type` of an error with this HTTP status."""
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
