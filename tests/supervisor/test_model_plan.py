@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.spec import Catalogue, Model, ModelProblem, Version
-from cortex.supervisor.model_rollout import (
+from cortex.supervisor.models.model_rollout import (
     LoadedVersion,
     changed,
     find_extra_versions,

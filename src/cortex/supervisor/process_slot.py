@@ -52,7 +52,7 @@ from cortex.supervisor.exit_reasons import (
     resident_bytes,
     restart_delay_s,
 )
-from cortex.supervisor.worker_models import WorkerModels
+from cortex.supervisor.models.worker_models import WorkerModels
 
 #: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500

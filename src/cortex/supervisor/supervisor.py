@@ -40,8 +40,8 @@ from cortex.supervisor.request_worker import RequestWorker
 
 if TYPE_CHECKING:
     from cortex.supervisor.fork_server import ForkServer
-    from cortex.supervisor.model_agent_client import ModelAgentClient
-    from cortex.supervisor.model_rollout import ModelRollout
+    from cortex.supervisor.models.model_agent_client import ModelAgentClient
+    from cortex.supervisor.models.model_rollout import ModelRollout
 
 #: Intervals of checks of deadlines and limits, with and without requests.
 BUSY_TICK_S = 0.05
@@ -123,8 +123,8 @@ class Supervisor:
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
             # Lazy imports: replicas without models start sooner.
-            from cortex.supervisor.model_agent_client import ModelAgentClient  # noqa: PLC0415
-            from cortex.supervisor.model_rollout import ModelRollout  # noqa: PLC0415
+            from cortex.supervisor.models.model_agent_client import ModelAgentClient  # noqa: PLC0415
+            from cortex.supervisor.models.model_rollout import ModelRollout  # noqa: PLC0415
 
             self._rollout = ModelRollout(self._spec.models, Path(self._spec.run_dir), self._workers, self)
             self._model_agent = ModelAgentClient(
