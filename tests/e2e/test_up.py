@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -85,6 +86,15 @@ def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex:
     said = done.stdout
     assert f"operator: http://127.0.0.1:{cortex.operator_port}\n" in said
     assert f"gateway:  http://127.0.0.1:{cortex.gateway_port}\n" in said
+
+
+@pytest.mark.long
+def test_an_operator_that_was_started_by_another_version_is_reported(cortex: Installation) -> None:
+    cortex.up()
+    assert "warning" not in cortex.cortex("up").stderr
+    file = cortex.home / "run" / "operator.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": "0.0.1"}))
+    assert "warning: it runs version 0.0.1, but " in cortex.cortex("up").stderr
 
 
 @pytest.mark.long

@@ -8,13 +8,11 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from cortex.client.environments import Environment
+from cortex.client.environments import OperatorClient
 
 
-class AccessClient:
+class AccessClient(OperatorClient):
     """Base class of `Client` with the methods for API keys, operator tokens, the audit log and the dashboard."""
-
-    environment: Environment
 
     # API keys, for callers of APIs.
 
@@ -25,20 +23,15 @@ class AccessClient:
         """
         if isinstance(apis, str):
             raise ValueError("`apis` must be a list (got a string)")
-        result: dict[str, Any] = self.environment.connect().call(
-            "POST", "/v1/keys", body=json.dumps({"name": name, "apis": list(apis)}).encode()
-        )
-        return result
+        return self._object("POST", "/v1/keys", body=json.dumps({"name": name, "apis": list(apis)}).encode())
 
     def list_keys(self) -> list[dict[str, Any]]:
         """Return `id`, `name`, `apis` (empty: all) and `created_at` of every key, oldest first."""
-        result: list[dict[str, Any]] = self.environment.connect().call("GET", "/v1/keys")
-        return result
+        return self._objects("GET", "/v1/keys")
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
         """Revoke a key. Once this returns, no new request is admitted with it. Raises: NotFoundError."""
-        result: dict[str, Any] = self.environment.connect().call("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
-        return result
+        return self._object("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
 
     # Operator tokens, for users of the operator.
 
@@ -51,19 +44,16 @@ class AccessClient:
         hash: `token` can't be shown again. Raises: InputError, ConflictError.
         """
         body = {"scope": scope, "name": name, "api": api, "expires_in_s": expires_in_s}
-        result: dict[str, Any] = self.environment.connect().call("POST", "/v1/tokens", body=json.dumps(body).encode())
-        return result
+        return self._object("POST", "/v1/tokens", body=json.dumps(body).encode())
 
     def list_tokens(self) -> list[dict[str, Any]]:
         """Return `id`, `name`, `scope`, `api` and times of every token but that of CORTEX_HOME, oldest first."""
-        result: list[dict[str, Any]] = self.environment.connect().call("GET", "/v1/tokens")
-        return result
+        return self._objects("GET", "/v1/tokens")
 
     def revoke_token(self, token: str) -> dict[str, Any]:
         """Revoke the token with this id or name. Once this returns, requests with it fail. Raises: NotFoundError."""
         path = f"/v1/tokens/{quote(token, safe='')}"
-        result: dict[str, Any] = self.environment.connect().call("DELETE", path)
-        return result
+        return self._object("DELETE", path)
 
     def audit_log(
         self, api: str | None = None, since: datetime | None = None, limit: int = 100
@@ -74,8 +64,7 @@ class AccessClient:
         `since` those from then on.
         """
         query = {"api": api, "since": since and since.astimezone().isoformat(), "limit": limit}
-        result: list[dict[str, Any]] = self.environment.connect().call("GET", "/v1/audit", query=query)
-        return result
+        return self._objects("GET", "/v1/audit", query=query)
 
     # The dashboard.
 

@@ -166,7 +166,7 @@ class Client(JobClient, AccessClient):
         A result has `api`, `message`, `error` (empty on success), and `changes`: lines about the differences from the
         revision that is live.
         """
-        results: list[dict[str, Any]] = self._call(
+        return self._objects(
             "POST",
             "/v1/deploy",
             query={"config": package.config_name, "force": force},
@@ -174,7 +174,6 @@ class Client(JobClient, AccessClient):
             content_type="application/zip",
             timeout_s=_DEPLOY_TIMEOUT_S,
         )
-        return results
 
     # Changing.
 
@@ -187,35 +186,31 @@ class Client(JobClient, AccessClient):
 
     def patch_text(self, config: bytes, force: bool = False) -> list[dict[str, Any]]:
         """Like `patch`, with the content of a configuration file."""
-        results: list[dict[str, Any]] = self._call(
+        return self._objects(
             "POST",
             "/v1/patch",
             query={"force": force},
             body=config,
             content_type="application/yaml",
         )
-        return results
 
     def refresh(self, api: str, force: bool = False) -> dict[str, Any]:
         """Replace all replicas of an API by new ones with the same specification."""
-        result: dict[str, Any] = self._call("POST", f"{api_path(api)}/refresh", query={"force": force})
-        return result
+        return self._object("POST", f"{api_path(api)}/refresh", query={"force": force})
 
     def promote(self, api: str) -> dict[str, Any]:
         """Promote the canary of an API: it replaces the old revision before its trial ends.
 
         Raises: NotFoundError; ConflictError if no revision is tried.
         """
-        result: dict[str, Any] = self._call("POST", f"{api_path(api)}/promote")
-        return result
+        return self._object("POST", f"{api_path(api)}/promote")
 
     def history(self, api: str) -> list[dict[str, Any]]:
         """Return the revisions of an API, the newest first, with `number`, `deployed_at`, `deployed_by` and `changes`.
 
         Raises: NotFoundError.
         """
-        result: list[dict[str, Any]] = self._call("GET", f"{api_path(api)}/history")
-        return result
+        return self._objects("GET", f"{api_path(api)}/history")
 
     def rollback(
         self, api: str, revision: int | None = None, force: bool = False, wait: bool = False
@@ -225,15 +220,12 @@ class Client(JobClient, AccessClient):
         With `wait`, return once the API is live. Raises: NotFoundError; ConflictError during an update, without
         `force`; UserError if the API fails to become live.
         """
-        result: dict[str, Any] = self._call(
-            "POST", f"{api_path(api)}/rollback", query={"revision": revision, "force": force}
-        )
-        return self._finish([result], wait)[0]
+        query = {"revision": revision, "force": force}
+        return self._finish([self._object("POST", f"{api_path(api)}/rollback", query=query)], wait)[0]
 
     def delete(self, api: str, keep_cache: bool = False, force: bool = True) -> dict[str, Any]:
         """Delete an API and its history. With `keep_cache`, its jobs and the list of its versions are kept."""
-        result: dict[str, Any] = self._call("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
-        return result
+        return self._object("DELETE", api_path(api), query={"keep_cache": keep_cache, "force": force})
 
     def delete_api(self, api: str, keep_cache: bool = False) -> dict[str, Any]:
         """Delete an API. Older name of `delete`."""
@@ -243,20 +235,15 @@ class Client(JobClient, AccessClient):
 
     def get_api(self, api: str) -> dict[str, Any]:
         """Return an API's specification, status, metrics and endpoint. Raises: NotFoundError."""
-        result: dict[str, Any] = self._call("GET", api_path(api))
-        return result
+        return self._object("GET", api_path(api))
 
     def list_apis(self) -> list[dict[str, Any]]:
         """Return all APIs, each in the form of `get_api`."""
-        result: list[dict[str, Any]] = self._call("GET", "/v1/apis")
-        return result
+        return self._objects("GET", "/v1/apis")
 
     def wait_api(self, api: str, timeout_s: float = _POLL_S) -> dict[str, Any]:
         """Wait until an API is no longer `updating`, at most `timeout_s`; return it in the form of `get_api`."""
-        result: dict[str, Any] = self._call(
-            "GET", f"{api_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S
-        )
-        return result
+        return self._object("GET", f"{api_path(api)}/wait", query={"timeout": timeout_s}, timeout_s=timeout_s + _POLL_S)
 
     def api_logs(
         self,
@@ -288,13 +275,11 @@ class Client(JobClient, AccessClient):
 
         Raises: NotFoundError; InputError if the API has no replicas.
         """
-        result: dict[str, Any] = self._call("GET", f"{api_path(api)}/scaling")
-        return result
+        return self._object("GET", f"{api_path(api)}/scaling")
 
     def operator_status(self) -> dict[str, Any]:
         """Return the state of operator, gateway and replicas."""
-        result: dict[str, Any] = self._call("GET", "/v1/status")
-        return result
+        return self._object("GET", "/v1/status")
 
     # Predicting.
 

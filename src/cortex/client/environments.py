@@ -189,6 +189,7 @@ class OperatorIdentity:
     tls_cert: str = ""  #: files of certificate and key; "" without TLS
     tls_key: str = ""
     host: str = ""  #: on which operator and gateway listen, as configured; "": unknown
+    version: str = ""  #: of cortex, as the operator was started
 
     @property
     def pid(self) -> int:
@@ -213,7 +214,7 @@ def last_operator(home: Home) -> OperatorIdentity | None:
             Identity.from_json(data),
             str(data["url"]).rstrip("/"),
             str(data["gateway_url"]),
-            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key", "host")),
+            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key", "host", "version")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -273,3 +274,20 @@ def _checked_endpoint(endpoint: str) -> str:
     if not valid or parts.query or parts.fragment or parts.username:
         raise InputError(f"{endpoint!r} is not a valid operator address; an example is https://cortex.example.com:8889")
     return endpoint.rstrip("/")
+
+
+class OperatorClient:
+    """Base class of the parts of `Client`: calls of the operator's routes."""
+
+    environment: Environment
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        return self.environment.connect().call(method, path, **options)
+
+    def _object(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._call(method, path, **options)
+        return found
+
+    def _objects(self, method: str, path: str, **options: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call(method, path, **options)
+        return found

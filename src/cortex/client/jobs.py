@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import quote
 
-from cortex.client.environments import Environment
-from cortex.client.transport import api_path
+from cortex.client.environments import OperatorClient
+from cortex.client.transport import Answer, api_path
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.lifecycle import JobStatus
 
@@ -45,10 +45,8 @@ class Readable(Protocol):
 Items = Iterable[Any] | Readable | str | os.PathLike[str]
 
 
-class JobClient:
+class JobClient(OperatorClient):
     """Base class of `Client` with the methods for jobs."""
-
-    environment: Environment
 
     def submit_job(
         self, api: str, job_spec: Mapping[str, Any], items: Items | None = None, dry_run: bool = False
@@ -62,8 +60,9 @@ class JobClient:
         if dry_run:
             return {"lines": list(self.dry_run_job(api, job_spec, items))}
         if items is not None:
-            return _object(self._upload(api, job_spec, items, None))
-        return _object(self._call("POST", _jobs_path(api), body=_dumped(job_spec)))
+            answer: Job = self._upload(api, job_spec, items, None).json()
+            return answer
+        return self._object("POST", _jobs_path(api), body=_dumped(job_spec))
 
     def dry_run_job(self, api: str, job_spec: Mapping[str, Any], items: Items | None = None) -> Iterator[str]:
         """Yield the path of each file that the job would read, then `validations passed`. Raises: InputError."""
@@ -76,12 +75,11 @@ class JobClient:
 
     def get_job(self, api: str, job: str) -> Job:
         """Return `job_status`, `endpoint` and `api_spec` of a job. Raises: NotFoundError."""
-        return _object(self._call("GET", _job_path(api, job)))
+        return self._object("GET", _job_path(api, job))
 
     def list_jobs(self, api: str, limit: int = 10) -> list[Job]:
         """Return the latest jobs of an API, each in the form of `get_job`, newest first."""
-        answer: list[Job] = self._call("GET", _jobs_path(api), query={"limit": limit})
-        return answer
+        return self._objects("GET", _jobs_path(api), query={"limit": limit})
 
     def wait_job(self, api: str, job: str, timeout_s: float | None = None) -> Job:
         """Wait until a job has ended, at most `timeout_s`; return it in the form of `get_job`.
@@ -106,14 +104,14 @@ class JobClient:
 
     def stop_job(self, api: str, job: str, keep_cache: bool = False) -> dict[str, Any]:
         """Stop a job. Its status and results remain available, with or without `keep_cache`."""
-        return _object(self._call("DELETE", _job_path(api, job)))
+        return self._object("DELETE", _job_path(api, job))
 
     def retry_failed(self, api: str, job: str, workers: int | None = None) -> Job:
         """Submit the dead letters of a job that has ended as a new job, and return the new job.
 
         A task is run again unless it succeeded. Raises: ConflictError.
         """
-        return _object(self._call("POST", f"{_job_path(api, job)}/retry", query={"workers": workers}))
+        return self._object("POST", f"{_job_path(api, job)}/retry", query={"workers": workers})
 
     # Results and logs.
 
@@ -155,13 +153,10 @@ class JobClient:
         for line in self.job_logs(api, job, follow=True):
             print(line, flush=True)
 
-    def _call(self, method: str, path: str, **options: Any) -> Any:
-        return self.environment.connect().call(method, path, **options)
-
     def _lines(self, path: str) -> Iterator[bytes]:
         return (line for line in self.environment.connect().raw_lines(path) if line)
 
-    def _upload(self, api: str, job_spec: Mapping[str, Any], items: Items, dry_run: bool | None) -> Any:
+    def _upload(self, api: str, job_spec: Mapping[str, Any], items: Items, dry_run: bool | None) -> Answer:
         query = {**_options(job_spec), "dryRun": dry_run}
         with item_blocks(items) as blocks:
             return self.environment.connect().upload("POST", _jobs_path(api), blocks, query=query, content_type=_LINES)
@@ -195,11 +190,6 @@ def _dumped(job_spec: Mapping[str, Any]) -> bytes:
         return json.dumps(job_spec).encode()
     except (TypeError, ValueError) as error:
         raise InputError(f"`job_spec` can't be written as JSON: {error}") from None
-
-
-def _object(answer: Any) -> dict[str, Any]:
-    found: dict[str, Any] = answer if isinstance(answer, dict) else answer.json()
-    return found
 
 
 def _checked_lines(lines: Iterator[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cortex import __version__
 from cortex.cli.session import Session
 from cortex.client.environments import LOCAL, read_operator
 from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
@@ -138,6 +139,11 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     session.console.line(
         "the operator is running" if is_new else f"the operator is already running (pid {operator.pid})"
     )
+    if operator.version != __version__:
+        session.console.note(
+            f"warning: it runs version {operator.version}, but {__version__} is installed now; run `cortex down`, then "
+            "`cortex up`: it loads parts of its code later, which may not be there any more"
+        )
     session.console.line(f"  operator: {operator.url}")
     session.console.line(f"  gateway:  {operator.gateway_url}")
     leader = leader_url(session.home, operator)
