@@ -22,8 +22,8 @@ description detection dev device diagnose dockerfile document dotenv election em
 fetcher field file filelock foreground form format forwarding get glob haproxy hosting http identity ignore importing
 infrastructure installer interface json jsonl judge key known kubernetes lifecycle lightgbm limit link loaded loader
 local location log main map mapping masking memory message metric mlflow monitor monitoring object onnx openai output
-packaging parameter path pickle policy postgresql prediction preparations priority probe process progress protobuf protocol
-python query queue queueing ray reason record reload remote rendering replica report request requirement reservation
+packaging parameter path pickle policy postgresql prediction preparations priority probe process progress protobuf
+protocol python query queue queueing ray reason record reload remote rendering replica report request requirement reservation
 retry route routed routing rpc rule run runner sample scaling schema secret security service serving session settings
 shape simulation sklearn socket source start state statistics status storage store stream streaming summary table task
 telemetry template tensor tensorflow terminal testing theory timing tls total traceback tracking traffic transport

@@ -36,7 +36,7 @@ _STDERR = 2
 
 
 class RequestServer(Protocol):
-    """The requests of this process: `App`, `ApplicationServer`, `CommandServer` or `GrpcServer`."""
+    """The requests of this process: `MethodServer`, `ApplicationServer`, `CommandServer` or `GrpcServer`."""
 
     connections: ConnectionPool
     timeout_s: float
@@ -75,10 +75,10 @@ class Orphan:
     """The behaviour of a process after its supervisor's death. Event-loop thread only, except for `finish`."""
 
     def __init__(
-        self, app: RequestServer, loop: asyncio.AbstractEventLoop, inheritance: Inheritance, stop: Callable[[], None]
+        self, server: RequestServer, loop: asyncio.AbstractEventLoop, inheritance: Inheritance, stop: Callable[[], None]
     ) -> None:
         """Create it while the supervisor is alive; `stop` ends the process in order."""
-        self._app = app
+        self._server = server
         self._loop = loop
         self._output = inheritance.output
         self._listener = inheritance.listener
@@ -112,13 +112,13 @@ class Orphan:
 
     def _serve_alone(self) -> None:
         self._is_orphan = True
-        faulthandler.dump_traceback_later(orphan_limit_s(self._app.timeout_s), exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(orphan_limit_s(self._server.timeout_s), exit=True, file=_STDERR)
         self._accept_waiting()
         with contextlib.suppress(Exception):  # serving has priority
             self._output.take_over()
         self._retires_at = time.monotonic() + ORPHAN_SERVES_S
-        self._ends_at = self._retires_at + self._app.timeout_s  # every call that is still running is overdue
-        self._served = self._app.connections.served
+        self._ends_at = self._retires_at + self._server.timeout_s  # every call that is still running is overdue
+        self._served = self._server.connections.served
         self._loop.call_later(_CHECK_S, self._check)
 
     def _accept_waiting(self) -> None:
@@ -130,12 +130,12 @@ class Orphan:
             for number in range(MAX_CONNECTIONS):
                 # The supervisor assigned indexes from the other end; nothing reads the rows any more.
                 sock = self._listener.accept()[0]
-                self._app.connections.add(sock, MAX_CONNECTIONS - 1 - number, on_close=lambda connection: None)
+                self._server.connections.add(sock, MAX_CONNECTIONS - 1 - number, on_close=lambda connection: None)
         self._listener.close()
 
     def _check(self) -> None:
         """Stop if there are no requests. Between two checks, the event loop reads whatever is in the sockets."""
-        connections = self._app.connections
+        connections = self._server.connections
         served, before = connections.served, self._served
         self._served = served
         self._quiet_checks = 0 if connections.has_requests or served != before else self._quiet_checks + 1

@@ -28,12 +28,12 @@ from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
-from cortex.replica.requests.app import SHARING_LOOP, App, call_slots
 from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.inference_routes import inference_kinds
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
 from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.server import SHARING_LOOP, MethodServer, call_slots
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, parse_limits
 from cortex.replica.worker_process import (
@@ -160,14 +160,14 @@ def _serve(
     always_threads = "generator" in kinds or waits_for_models
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
-    app = App(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
-    orphan = connect_supervisor(app, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
+    server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
+    orphan = connect_supervisor(server, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
-    batch_slots = (spec.threads + 1) * spec.max_batch_size if app.batches else 0
+    batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
     signature = signature_text(lambda: predictor.signature)
     channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()
-    app.shutdown()
+    server.shutdown()
     return orphan
 
 
@@ -236,7 +236,7 @@ def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
 
 
 def connect_supervisor(
-    app: RequestServer,
+    server: RequestServer,
     loop: asyncio.AbstractEventLoop,
     channel: Channel,
     inheritance: Inheritance,
@@ -244,9 +244,9 @@ def connect_supervisor(
     on_catalogue: Callable[[str], None] = lambda path: None,
 ) -> Orphan:
     """Receive connections and commands from the supervisor; return what outlives it. `on_stop` ends the process."""
-    orphan = Orphan(app, loop, inheritance, on_stop)
+    orphan = Orphan(server, loop, inheritance, on_stop)
     outlive_supervisor()
-    SupervisorChannel(app, loop, channel, on_catalogue, on_stop, orphan.begin).start()
+    SupervisorChannel(server, loop, channel, on_catalogue, on_stop, orphan.begin).start()
     return orphan
 
 
@@ -255,7 +255,7 @@ class SupervisorChannel:
 
     def __init__(
         self,
-        app: RequestServer,
+        server: RequestServer,
         loop: asyncio.AbstractEventLoop,
         channel: Channel,
         on_catalogue: Callable[[str], None],
@@ -263,7 +263,7 @@ class SupervisorChannel:
         on_lost: Callable[[], None],
     ) -> None:
         """Create the worker's end; `on_lost` is called once the supervisor's end is closed."""
-        self._app = app
+        self._server = server
         self._loop = loop
         self._channel = channel
         self._on_catalogue = on_catalogue
@@ -293,17 +293,17 @@ class SupervisorChannel:
             message, fd = received
             if message["kind"] == "connection" and fd is not None:
                 connection = socket.socket(fileno=fd)
-                self._app.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
+                self._server.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
             elif message["kind"] == "configure":
-                self._app.configure(parse_limits(message))
+                self._server.configure(parse_limits(message))
             elif message["kind"] == "catalogue":
                 self._on_catalogue(message["path"])
             elif message["kind"] == "suspects":
-                self._app.set_suspects(message["groups"])
+                self._server.set_suspects(message["groups"])
             elif message["kind"] == "retire":
-                self._app.connections.retire(self._on_released)
+                self._server.connections.retire(self._on_released)
             elif message["kind"] == "condemn":  # another call is stuck: the process ends once the rest is done
-                self._app.connections.stop_reading()
+                self._server.connections.stop_reading()
             elif message["kind"] == "stop":
                 self._loop.remove_reader(self._channel.fileno())
                 self._on_stop()

@@ -1,7 +1,8 @@
 """An API in this process: its class is constructed as by a worker, and requests arrive over sockets of the caller.
 
-`cortex dev` runs one per process, and `cortex.testing` one per test. Both use the request path of replicas (`App`,
-`ApplicationServer`); what they lack is the supervisor, which enforces deadlines and replaces processes that die.
+`cortex dev` runs one per process, and `cortex.testing` one per test. Both use the request path of replicas
+(`MethodServer`, `ApplicationServer`); what they lack is the supervisor, which enforces deadlines and replaces processes
+that die.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from cortex.predictor.loader import BoundPredictor, load, rebind
 from cortex.replica.channel import Channel
 from cortex.replica.http.connection import Connection
 from cortex.replica.monitoring.user_metrics import MetricsClient
-from cortex.replica.requests.app import App, call_slots
 from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
 from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.server import MethodServer, call_slots
 from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.replica.spec import ReplicaSpec
 from cortex.replica.worker_process import set_environment, set_python_path
@@ -81,7 +82,7 @@ class RequestApi:
         self._connections = 0
         self.predictor: BoundPredictor
         self.runner: Runner
-        self._app: App
+        self._server: MethodServer
 
     def load(self) -> None:
         """Construct the user's class, and send it the readiness sample of the API. Raises: UserError, StorageError."""
@@ -99,13 +100,13 @@ class RequestApi:
         """Begin to accept requests; call it again after `run` has returned."""
         durations = CallDurations(self._shared_state)
         self.runner = Runner(self._loop, self._spec.threads, durations, always_threads=True)
-        self._app = self._new_app()
+        self._server = self._new_server()
 
-    def _new_app(self) -> App:
+    def _new_server(self) -> MethodServer:
         if any(method.needs_headers or method.needs_query_params for method in self.predictor.all_methods):
             make_headers(())  # imports starlette, which would delay the first request
         slots = call_slots(self._spec, self.predictor)
-        return App(self._spec, self.predictor, self.runner, self._loop, self._shared_state, slots, None)
+        return MethodServer(self._spec, self.predictor, self.runner, self._loop, self._shared_state, slots, None)
 
     def rebind(self) -> None:
         """Bind the methods again after the class has changed; running requests keep the old ones.
@@ -113,16 +114,16 @@ class RequestApi:
         Event-loop thread only. Raises: UserError if the class is invalid now; then nothing has changed.
         """
         self.predictor = rebind(self._spec, self.predictor)
-        self._app = self._new_app()
+        self._server = self._new_server()
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
         """Serve a connection. Event-loop thread only, or before the loop runs."""
         self._connections += 1
-        self._app.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
 
     def finish(self) -> None:
         """Wait for the tasks that run after responses. The event loop must run; call it on another thread."""
-        self._app.shutdown()
+        self._server.shutdown()
 
     def close(self) -> None:
         """Unload the models."""

@@ -1,8 +1,8 @@
 """Routes of the Open Inference Protocol: `<endpoint>/v2/…`, which the gateway marks with `x-cortex-endpoint`.
 
-    Connection ──▶ App ── accept ──▶ InferenceRoutes ──▶ health, lists: respond at once
-                    │                      └──▶ the rest: a BoundMethod, whose call returns the encoded response
-                    └── slot, deadline, thread: as for any other method ──▶ decode ─▶ InferenceModel ─▶ encode
+    Connection ──▶ MethodServer ── accept ──▶ InferenceRoutes ──▶ health, lists: respond at once
+                         │                    └──▶ the rest: a BoundMethod, whose call returns the encoded response
+                         └── slot, deadline, thread: as for any other method ──▶ decode ─▶ InferenceModel ─▶ encode
 
 Requests for a model pass through the slots, because its code may block. Errors are `{"error", "request_id"}`.
 """

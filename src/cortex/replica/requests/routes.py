@@ -1,8 +1,8 @@
 """Requests at paths below an endpoint, of APIs whose class has routes. Other APIs do not import this module.
 
-    RoutedConnection ──▶ App ── accept ──▶ RouteRequests ──▶ a BoundMethod with the values of the path
-                                               ├──▶ no route: 404, or 405 with the verbs of the path
-                                               └──▶ /v2/…: InferenceRoutes
+    RoutedConnection ──▶ MethodServer ── accept ──▶ RouteRequests ──▶ a BoundMethod with the values of the path
+                                                        ├──▶ no route: 404, or 405 with the verbs of the path
+                                                        └──▶ /v2/…: InferenceRoutes
 
 Routes are matched by the rules of `RouteTable`. Their calls run like those of other methods, without batching.
 """

@@ -1,6 +1,6 @@
 """One request in a process: its deadline, a slot for it, the call, its response.
 
-    Connection ── handle ──> App ── call ──> Caller ──> user's method
+    Connection ── handle ──> MethodServer ── call ──> Caller ──> user's method
         ^                     │ settle(outcome)
         └──── respond ────────┘
 
@@ -47,7 +47,7 @@ _SIGNATURE_PATH = b"/signature"
 _NS_PER_S = 1_000_000_000
 
 
-class App:
+class MethodServer:
     """Handles the requests of one process, on the event-loop thread except for `_…_on_thread`."""
 
     def __init__(
