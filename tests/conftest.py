@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
+import inspect
 import os
 import re
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from cortex.home import Home
@@ -44,6 +47,9 @@ _SERVERS = {"postgres", "postgresql_url", "swift", "swift_server"}
 #: Modules with one of these words run in the same process of `make test`.
 _SLOW_TO_START = ("SwiftServer", "tensorflow_model(", "EmbeddedTensorFlow(")
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+
+#: Time for a test that is `async def`.
+_ASYNC_TEST_S = 240.0
 
 # Thousands of tests are collected, and none of them becomes garbage.
 gc.disable()
@@ -79,6 +85,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
     slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is `async def` on the loop that the operator uses."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    uvloop.run(asyncio.wait_for(pyfuncitem.obj(**arguments), _ASYNC_TEST_S))
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -134,120 +134,101 @@ def run(test: Coroutine[None, None, None]) -> None:
     asyncio.run(test)
 
 
-def test_replica_is_prepared_and_served_on_its_node(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec()
-            status = await ready(made, spec)
-            answered, answer = await asyncio.to_thread(ask, status.processes[0].socket)
-            assert (answered, answer["word"]) == (200, "hello")
-            refused, _ = await asyncio.to_thread(ask, status.processes[0].socket, "another secret")
-            assert refused == 401
-            await stop(made, spec.id)
-            await until(lambda: spec.id in made.ended)
-            folder = home.metrics_dir / spec.id
-            assert sum(n for key, n in read_folder(folder).items() if "cortex_replica_requests_total" in key) == 1
-            assert made.placer.placements() == {}
-
-    run(test())
+async def test_replica_is_prepared_and_served_on_its_node(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        spec = made.spec()
+        status = await ready(made, spec)
+        answered, answer = await asyncio.to_thread(ask, status.processes[0].socket)
+        assert (answered, answer["word"]) == (200, "hello")
+        refused, _ = await asyncio.to_thread(ask, status.processes[0].socket, "another secret")
+        assert refused == 401
+        await stop(made, spec.id)
+        await until(lambda: spec.id in made.ended)
+        folder = home.metrics_dir / spec.id
+        assert sum(n for key, n in read_folder(folder).items() if "cortex_replica_requests_total" in key) == 1
+        assert made.placer.placements() == {}
 
 
-def test_replicas_are_adopted_by_the_next_operator(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec()
-            before = await ready(made, spec)
-            found = made.placer.found
-        async with cluster(home, nodes) as made:
-            made.placer.found = found
-            assert made.status(spec.id) == before
-            assert made.engine.replicas()[spec.id][0].run_dir == spec.run_dir
-            await stop(made, spec.id)
-
-    run(test())
+async def test_replicas_are_adopted_by_the_next_operator(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        spec = made.spec()
+        before = await ready(made, spec)
+        found = made.placer.found
+    async with cluster(home, nodes) as made:
+        made.placer.found = found
+        assert made.status(spec.id) == before
+        assert made.engine.replicas()[spec.id][0].run_dir == spec.run_dir
+        await stop(made, spec.id)
 
 
-def test_replicas_outlive_the_agent_of_their_node(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec()
-            before = await ready(made, spec)
-            node = next(node for node in nodes if node.host == made.host(spec.id))
-            await asyncio.to_thread(node.kill)
-            answered, _ = await asyncio.to_thread(ask, before.processes[0].socket)
-            assert answered == 200
-            await asyncio.to_thread(node.start)
-            await until(lambda: made.engine.nodes[node.host].is_up and spec.id in made.engine.nodes[node.host].replicas)
-            assert made.status(spec.id) == before
-            await stop(made, spec.id)
-
-    run(test())
+async def test_replicas_outlive_the_agent_of_their_node(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        spec = made.spec()
+        before = await ready(made, spec)
+        node = next(node for node in nodes if node.host == made.host(spec.id))
+        await asyncio.to_thread(node.kill)
+        answered, _ = await asyncio.to_thread(ask, before.processes[0].socket)
+        assert answered == 200
+        await asyncio.to_thread(node.start)
+        await until(lambda: made.engine.nodes[node.host].is_up and spec.id in made.engine.nodes[node.host].replicas)
+        assert made.status(spec.id) == before
+        await stop(made, spec.id)
 
 
-def test_a_replica_reports_why_its_preparation_failed(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec(model="missing.pkl")
-            await made.engine.start(spec)
-            await until(lambda: (status := made.status(spec.id)) and status.processes[0].failure)
-            status = made.status(spec.id)
-            assert status is not None
-            failure = status.processes[0].failure
-            assert failure is not None
-            assert failure.message in [f"node {node.host}: model missing.pkl: no such file or folder" for node in nodes]
-            await stop(made, spec.id)
-
-    run(test())
+async def test_a_replica_reports_why_its_preparation_failed(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        spec = made.spec(model="missing.pkl")
+        await made.engine.start(spec)
+        await until(lambda: (status := made.status(spec.id)) and status.processes[0].failure)
+        status = made.status(spec.id)
+        assert status is not None
+        failure = status.processes[0].failure
+        assert failure is not None
+        assert failure.message in [f"node {node.host}: model missing.pkl: no such file or folder" for node in nodes]
+        await stop(made, spec.id)
 
 
-def test_a_replica_too_large_for_every_node_stays_pending_with_a_reason(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes, cores=0.5) as made:
-            spec = made.spec()
-            await made.engine.start(spec)
-            await until(lambda: (status := made.status(spec.id)) and status.lack)
-            status = made.status(spec.id)
-            assert status is not None
-            assert status.lack == "a replica needs 1 core; the largest node has 0.5 cores"
-            await stop(made, spec.id)
-
-    run(test())
-
-
-def test_nodes_report_cpu_usage(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec()
-            status = await ready(made, spec)
-            socket = status.processes[0].socket
-            async with asyncio.timeout(60):
-                while not (await made.engine.cores([status])).get("words"):
-                    await asyncio.to_thread(ask, socket)
-            await stop(made, spec.id)
-
-    run(test())
+async def test_a_replica_too_large_for_every_node_stays_pending_with_a_reason(
+    home: Home, nodes: list[LocalNode]
+) -> None:
+    async with cluster(home, nodes, cores=0.5) as made:
+        spec = made.spec()
+        await made.engine.start(spec)
+        await until(lambda: (status := made.status(spec.id)) and status.lack)
+        status = made.status(spec.id)
+        assert status is not None
+        assert status.lack == "a replica needs 1 core; the largest node has 0.5 cores"
+        await stop(made, spec.id)
 
 
-def test_replicas_of_a_silent_node_are_removed_until_it_is_back(home: Home, nodes: list[LocalNode]) -> None:
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            specs = [made.spec(), made.spec()]
-            for spec in specs:
-                await ready(made, spec)
-            assert {made.host(spec.id) for spec in specs} == {node.host for node in nodes}
-            silent = next(node for node in nodes if node.host == made.host(specs[0].id))
-            assert silent.process is not None
-            os.kill(silent.process.pid, signal.SIGSTOP)
-            try:
-                await until(lambda: specs[0].id not in made.engine.replicas())
-                assert specs[1].id in made.engine.replicas()
-            finally:
-                os.kill(silent.process.pid, signal.SIGCONT)
-            # It was never gone: once the node speaks again, its replica counts again.
-            await until(lambda: specs[0].id in made.engine.replicas())
-            await stop(made, *(spec.id for spec in specs))
+async def test_nodes_report_cpu_usage(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        spec = made.spec()
+        status = await ready(made, spec)
+        socket = status.processes[0].socket
+        async with asyncio.timeout(60):
+            while not (await made.engine.cores([status])).get("words"):
+                await asyncio.to_thread(ask, socket)
+        await stop(made, spec.id)
 
-    run(test())
+
+async def test_replicas_of_a_silent_node_are_removed_until_it_is_back(home: Home, nodes: list[LocalNode]) -> None:
+    async with cluster(home, nodes) as made:
+        specs = [made.spec(), made.spec()]
+        for spec in specs:
+            await ready(made, spec)
+        assert {made.host(spec.id) for spec in specs} == {node.host for node in nodes}
+        silent = next(node for node in nodes if node.host == made.host(specs[0].id))
+        assert silent.process is not None
+        os.kill(silent.process.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: specs[0].id not in made.engine.replicas())
+            assert specs[1].id in made.engine.replicas()
+        finally:
+            os.kill(silent.process.pid, signal.SIGCONT)
+        # It was never gone: once the node speaks again, its replica counts again.
+        await until(lambda: specs[0].id in made.engine.replicas())
+        await stop(made, *(spec.id for spec in specs))
 
 
 def test_ended_nodes_leave_no_metrics_behind(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

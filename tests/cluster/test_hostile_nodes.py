@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cluster.test_cluster_engine import cluster, ready, stop, until
 from cortex.cluster import node_client as client_module
 from cortex.cluster import transport
 from cortex.cluster.credentials import TlsIdentity, node_identity
@@ -92,7 +92,7 @@ def told(link: NodeClient) -> list[str]:
     ],
     ids=["its own", "another's address", "a zone", "a path", "a name", "not known yet"],
 )
-def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -> None:
+async def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -> None:
     near = "/near"
     spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
     process = ProcessStatus(0, socket, ProcessState.READY, near=near)
@@ -105,13 +105,10 @@ def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -
         wire.send({"event": "complete"})
         await wire.receive()
 
-    async def test() -> None:
-        async with peer(serve) as link:
-            await until(lambda: link.is_up)
-            [found] = link.replicas[spec.id].status.processes
-            assert (found.socket, found.near) == ((socket, near) if is_kept else ("", ""))
-
-    run(test())
+    async with peer(serve) as link:
+        await until(lambda: link.is_up)
+        [found] = link.replicas[spec.id].status.processes
+        assert (found.socket, found.near) == ((socket, near) if is_kept else ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +123,7 @@ def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -
     ],
     ids=lambda message: "-".join(sorted(message)),
 )
-def test_an_invalid_message_ends_the_connection_but_not_the_client(message: dict[str, Any]) -> None:
+async def test_an_invalid_message_ends_the_connection_but_not_the_client(message: dict[str, Any]) -> None:
     connections = 0
 
     async def serve(wire: PeerConnection) -> None:
@@ -139,15 +136,12 @@ def test_an_invalid_message_ends_the_connection_but_not_the_client(message: dict
         wire.send({"event": "complete"})
         await wire.receive()
 
-    async def test() -> None:
-        async with peer(serve) as link:
-            await until(lambda: link.is_up)
-            assert told(link)[-1] == "up"
-
-    run(test())
+    async with peer(serve) as link:
+        await until(lambda: link.is_up)
+        assert told(link)[-1] == "up"
 
 
-def test_a_node_that_closes_each_connection_is_lost() -> None:
+async def test_a_node_that_closes_each_connection_is_lost() -> None:
     connections = 0
 
     async def serve(wire: PeerConnection) -> None:
@@ -157,85 +151,70 @@ def test_a_node_that_closes_each_connection_is_lost() -> None:
         if connections == 1:
             wire.send({"event": "complete"})
 
-    async def test() -> None:
-        async with peer(serve) as link:
-            await until(lambda: any(event.startswith("lost") for event in told(link)))
-            assert not link.is_up
-
-    run(test())
+    async with peer(serve) as link:
+        await until(lambda: any(event.startswith("lost") for event in told(link)))
+        assert not link.is_up
 
 
-def test_invalid_replica_ids_are_ignored(home: Home) -> None:
+async def test_invalid_replica_ids_are_ignored(home: Home) -> None:
     async def serve(wire: PeerConnection) -> None:
         wire.send({"event": "node", "home": "/tmp"})
         wire.send({"event": "gone", "id": "../../logs", "is_left": True})
         wire.send({"event": "complete"})
         await wire.receive()
 
-    async def test() -> None:
-        async with peer(serve) as link:
-            await until(lambda: link.is_up)
-            assert link.ended == set()
-
-    run(test())
+    async with peer(serve) as link:
+        await until(lambda: link.is_up)
+        assert link.ended == set()
 
 
-def test_a_reset_during_the_handshake_is_a_peer_error() -> None:
-    async def test() -> None:
-        def reset(_: StreamReader, writer: StreamWriter) -> None:
-            sock = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+async def test_a_reset_during_the_handshake_is_a_peer_error() -> None:
+    def reset(_: StreamReader, writer: StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
 
-        server = await asyncio.start_server(reset, "127.0.0.1", 0)
-        try:
-            for _ in range(20):  # at times the reset is there before the answer is waited for
-                with pytest.raises(PeerError):
-                    await connect("127.0.0.1", server.sockets[0].getsockname()[1], OPERATOR)
-        finally:
-            server.close()
-
-    run(test())
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    try:
+        for _ in range(20):  # at times the reset is there before the answer is waited for
+            with pytest.raises(PeerError):
+                await connect("127.0.0.1", server.sockets[0].getsockname()[1], OPERATOR)
+    finally:
+        server.close()
 
 
-def test_unreadable_metrics_are_an_error_of_the_node(tmp_path: Path) -> None:
+async def test_unreadable_metrics_are_an_error_of_the_node(tmp_path: Path) -> None:
     async def serve(wire: PeerConnection) -> None:
         wire.send({"size": 5000})
         wire.writer.write(b"x" * 5000)
 
-    async def test() -> None:
-        async with peer(serve) as link:
-            with pytest.raises(PeerError, match="can't be read"):
-                await MetricsMirror(tmp_path).fetch("a-1-2", link)
-
-    run(test())
+    async with peer(serve) as link:
+        with pytest.raises(PeerError, match="can't be read"):
+            await MetricsMirror(tmp_path).fetch("a-1-2", link)
 
 
-def test_silent_connections_are_closed_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_are_closed_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 1.0)
 
     async def serve(connection: PeerConnection) -> None:
         connection.send({"is": "known"})
 
-    async def test() -> None:
-        server = await listen(serve, "127.0.0.1", 0, NODE)
-        port = server.sockets[0].getsockname()[1]
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
-        monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 20.0)  # for us
-        known = await connect("127.0.0.1", port, OPERATOR)
-        assert await known.receive() == {"is": "known"}
-        known.abort()
-        async with asyncio.timeout(30):
-            for reader, writer in silent:
-                with contextlib.suppress(ConnectionResetError):
-                    assert await reader.read() == b""
-                writer.transport.abort()
-        server.close()
-
-    run(test())
+    server = await listen(serve, "127.0.0.1", 0, NODE)
+    port = server.sockets[0].getsockname()[1]
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 20.0)  # for us
+    known = await connect("127.0.0.1", port, OPERATOR)
+    assert await known.receive() == {"is": "known"}
+    known.abort()
+    async with asyncio.timeout(30):
+        for reader, writer in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.transport.abort()
+    server.close()
 
 
-def test_a_connection_that_sends_too_much_is_aborted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_sends_too_much_is_aborted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_LINE_BYTES", 16384)
     made: list[PeerConnection] = []
 
@@ -250,19 +229,16 @@ def test_a_connection_that_sends_too_much_is_aborted_at_once(monkeypatch: pytest
         for _ in range(20_000):
             wire.send({"lines": [], "more": "x" * 1000})
 
-    async def test() -> None:
-        server = await listen(serve, "127.0.0.1", 0, NODE)
-        address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
-        logs = NodeClient(address, OPERATOR, LeaderAddress("127.0.0.1", 1, 1), Told(), Logger("test")).logs(
-            "api", None, None, True
-        )
-        assert await anext(logs) == []
-        await logs.aclose()
-        async with asyncio.timeout(20):
-            await made[0].writer.wait_closed()
-        server.close()
-
-    run(test())
+    server = await listen(serve, "127.0.0.1", 0, NODE)
+    address = NodeAddress("n", "127.0.0.1", server.sockets[0].getsockname()[1])
+    logs = NodeClient(address, OPERATOR, LeaderAddress("127.0.0.1", 1, 1), Told(), Logger("test")).logs(
+        "api", None, None, True
+    )
+    assert await anext(logs) == []
+    await logs.aclose()
+    async with asyncio.timeout(20):
+        await made[0].writer.wait_closed()
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -271,23 +247,19 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield made
 
 
-def test_a_pause_of_the_operator_loses_no_node(
+async def test_a_pause_of_the_operator_loses_no_node(
     home: Home, nodes: list[LocalNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cortex.cluster.node_client.SILENCE_S", SILENCE_S)
-
-    async def test() -> None:
-        async with cluster(home, nodes) as made:
-            spec = made.spec()
-            before = await ready(made, spec)
-            lost: list[bool] = []
-            made.engine._on_change = lambda: lost.append(spec.id not in made.engine.replicas())
-            time.sleep(SILENCE_S + 1)  # as a database that answers late, or a machine that is paused, has it
-            link = made.engine.nodes[nodes[0].host]
-            heard = link._heard_at
-            await until(lambda: link._heard_at != heard)
-            assert True not in lost
-            assert made.status(spec.id) == before
-            await stop(made, spec.id)
-
-    run(test())
+    async with cluster(home, nodes) as made:
+        spec = made.spec()
+        before = await ready(made, spec)
+        lost: list[bool] = []
+        made.engine._on_change = lambda: lost.append(spec.id not in made.engine.replicas())
+        time.sleep(SILENCE_S + 1)  # as a database that answers late, or a machine that is paused, has it
+        link = made.engine.nodes[nodes[0].host]
+        heard = link._heard_at
+        await until(lambda: link._heard_at != heard)
+        assert True not in lost
+        assert made.status(spec.id) == before
+        await stop(made, spec.id)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster import test_cluster_engine
-from cluster.test_cluster_engine import cluster, ready, run, stop, until
+from cluster.test_cluster_engine import cluster, ready, stop, until
 from cortex.cluster.credentials import derive_key
 from cortex.cluster.metrics_mirror import MetricsMirror
 from cortex.home import Home
@@ -28,26 +28,23 @@ def node() -> Iterator[LocalNode]:
         yield made
 
 
-def test_metrics_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, node: LocalNode) -> None:
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            await ready(made, spec)
-            await until(lambda: (home.metrics_dir / spec.id).is_dir())
-            assert made.engine.unsettled() == {spec.id}
-            found = made.placer.found
-        await asyncio.to_thread(node.kill)
-        async with cluster(home, [node]) as made:
-            made.placer.found = found
-            assert made.engine.replicas() == {}
-            assert made.engine.unsettled() == {spec.id}
-            await asyncio.to_thread(node.start)
-            made.placer.nodes = [node.address]
-            await until(lambda: spec.id in made.engine.replicas())
-            await stop(made, spec.id)
-            await until(lambda: spec.id in made.ended)
-
-    run(test())
+async def test_metrics_of_a_node_that_does_not_answer_yet_are_not_final(home: Home, node: LocalNode) -> None:
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        await ready(made, spec)
+        await until(lambda: (home.metrics_dir / spec.id).is_dir())
+        assert made.engine.unsettled() == {spec.id}
+        found = made.placer.found
+    await asyncio.to_thread(node.kill)
+    async with cluster(home, [node]) as made:
+        made.placer.found = found
+        assert made.engine.replicas() == {}
+        assert made.engine.unsettled() == {spec.id}
+        await asyncio.to_thread(node.start)
+        made.placer.nodes = [node.address]
+        await until(lambda: spec.id in made.engine.replicas())
+        await stop(made, spec.id)
+        await until(lambda: spec.id in made.ended)
 
 
 @pytest.mark.parametrize(("epochs", "is_kept"), [((1, 1), True), ((3, 4), True), ((3, 5), False)])
@@ -78,28 +75,24 @@ class Handler:
 """
 
 
-def test_counts_of_a_worker_that_outlives_its_supervisor_are_aggregated(
+async def test_counts_of_a_worker_that_outlives_its_supervisor_are_aggregated(
     home: Home, node: LocalNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_cluster_engine, "SOURCE", SLOW)
     go = tmp_path / "go"
-
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            status = await ready(made, spec)
-            asking = asyncio.create_task(asyncio.to_thread(post, status.processes[0].socket, str(go)))
-            await until(lambda: go.with_suffix(".inside").exists())
-            os.kill(status.supervisor_pid, signal.SIGKILL)
-            await until(lambda: spec.id not in made.engine.replicas())
-            go.touch()
-            assert await asking == 200
-            await until(lambda: spec.id in made.ended)
-            numbers = read_folder(home.metrics_dir / spec.id)
-            assert sum(n for key, n in numbers.items() if "cortex_replica_requests_total" in key) == 1
-            assert made.ended == [spec.id]
-
-    run(test())
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        status = await ready(made, spec)
+        asking = asyncio.create_task(asyncio.to_thread(post, status.processes[0].socket, str(go)))
+        await until(lambda: go.with_suffix(".inside").exists())
+        os.kill(status.supervisor_pid, signal.SIGKILL)
+        await until(lambda: spec.id not in made.engine.replicas())
+        go.touch()
+        assert await asking == 200
+        await until(lambda: spec.id in made.ended)
+        numbers = read_folder(home.metrics_dir / spec.id)
+        assert sum(n for key, n in numbers.items() if "cortex_replica_requests_total" in key) == 1
+        assert made.ended == [spec.id]
 
 
 def post(address: str, payload: str) -> int:

@@ -67,38 +67,31 @@ def answer(address: tuple[str, int], data: bytes) -> bytes:
         return received
 
 
-def test_no_port_of_a_node_answers_without_credentials(home: Home, node: LocalNode) -> None:
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            before = await ready(made, spec)
-            ports = await asyncio.to_thread(listening, node)
-            assert (node.host, node.address.port) in ports
-            assert before.processes[0].socket in {f"{host}:{port}" for host, port in ports}
-            for address in ports:
-                for name, data in TRIES.items():
-                    said = await asyncio.to_thread(answer, address, data)
-                    is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", TLS_ALERT))
-                    assert is_refused and said.count(b"\n") < 20, (address, name, said)
-                    assert SECRET.encode() not in said and derive_key(SECRET, "gateway").encode() not in said
-                    assert b"word" not in said
-            assert made.status(spec.id) == before
-            await stop(made, spec.id)
-
-    asyncio.run(test())
+async def test_no_port_of_a_node_answers_without_credentials(home: Home, node: LocalNode) -> None:
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        before = await ready(made, spec)
+        ports = await asyncio.to_thread(listening, node)
+        assert (node.host, node.address.port) in ports
+        assert before.processes[0].socket in {f"{host}:{port}" for host, port in ports}
+        for address in ports:
+            for name, data in TRIES.items():
+                said = await asyncio.to_thread(answer, address, data)
+                is_refused = not said or said.startswith((b"HTTP/1.1 401", b"HTTP/1.1 400", TLS_ALERT))
+                assert is_refused and said.count(b"\n") < 20, (address, name, said)
+                assert SECRET.encode() not in said and derive_key(SECRET, "gateway").encode() not in said
+                assert b"word" not in said
+        assert made.status(spec.id) == before
+        await stop(made, spec.id)
 
 
-def test_a_node_refuses_other_nodes_and_strangers(node: LocalNode) -> None:
+async def test_a_node_refuses_other_nodes_and_strangers(node: LocalNode) -> None:
     identities = [
         node_identity(CREDENTIALS.for_nodes, "127.0.0.1"),
         replace(CREDENTIALS.identity, authority_key=derive_key("another secret", "operator")),
     ]
-
-    async def test() -> None:
-        for identity in identities:
-            # They accept the node, which is not the question here.
-            identity = replace(identity, peer_authority=CREDENTIALS.identity.peer_authority)
-            with pytest.raises(PeerError, match="does not accept our certificate"):
-                await connect(node.host, node.address.port, identity)
-
-    asyncio.run(test())
+    for identity in identities:
+        # They accept the node, which is not the question here.
+        identity = replace(identity, peer_authority=CREDENTIALS.identity.peer_authority)
+        with pytest.raises(PeerError, match="does not accept our certificate"):
+            await connect(node.host, node.address.port, identity)

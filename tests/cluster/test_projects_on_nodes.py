@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_cluster_engine import Cluster, cluster, ready, run, stop, until
+from cluster.test_cluster_engine import Cluster, cluster, ready, stop, until
 from cortex.cluster.archives import ProjectArchives
 from cortex.cluster.transport import Json, connect
 from cortex.errors import InputError
@@ -51,70 +51,57 @@ def failure(made: Cluster, spec: ReplicaSpec) -> str:
     return found.message if found else ""
 
 
-def test_a_truncated_or_damaged_project_is_sent_again(home: Home, node: LocalNode) -> None:
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            await send(node, b"PK", project=project(spec), size=1000)
-            answer = await send(node, b"PK\5\6" + bytes(18), project=project(spec))
-            assert answer is not None and "does not match its announced digest" in answer["error"]
-            await ready(made, spec)
-            await stop(made, spec.id)
-
-    run(test())
+async def test_a_truncated_or_damaged_project_is_sent_again(home: Home, node: LocalNode) -> None:
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        await send(node, b"PK", project=project(spec), size=1000)
+        answer = await send(node, b"PK\5\6" + bytes(18), project=project(spec))
+        assert answer is not None and "does not match its announced digest" in answer["error"]
+        await ready(made, spec)
+        await stop(made, spec.id)
 
 
-def test_a_new_operator_sends_a_project_that_a_node_waits_for(home: Home, node: LocalNode) -> None:
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            hidden = home.path / "hidden"
-            Path(spec.project_dir).rename(hidden)
-            await made.engine.start(spec)
-            await until(lambda: spec.id in made.engine.nodes[node.host].replicas)
-            found = made.placer.found
+async def test_a_new_operator_sends_a_project_that_a_node_waits_for(home: Home, node: LocalNode) -> None:
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        hidden = home.path / "hidden"
+        Path(spec.project_dir).rename(hidden)
+        await made.engine.start(spec)
+        await until(lambda: spec.id in made.engine.nodes[node.host].replicas)
+        found = made.placer.found
+    hidden.rename(spec.project_dir)
+    async with cluster(home, [node]) as made:
+        made.placer.found = found
+        await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
+        await stop(made, spec.id)
+
+
+async def test_a_missing_project_is_reported_and_used_once_it_exists(home: Home, node: LocalNode) -> None:
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        hidden = home.path / "hidden"
+        Path(spec.project_dir).rename(hidden)
+        await made.engine.start(spec)
+        await until(lambda: failure(made, spec))
+        reason = "the operator can't send the project: it is not on the operator's machine; deploy it again"
+        assert failure(made, spec) == f"node {node.host}: {reason}"
+        assert not (node.home.projects_dir / project(spec)).exists()
         hidden.rename(spec.project_dir)
-        async with cluster(home, [node]) as made:
-            made.placer.found = found
-            await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
-            await stop(made, spec.id)
-
-    run(test())
+        await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
+        await stop(made, spec.id)
 
 
-def test_a_missing_project_is_reported_and_used_once_it_exists(home: Home, node: LocalNode) -> None:
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            hidden = home.path / "hidden"
-            Path(spec.project_dir).rename(hidden)
-            await made.engine.start(spec)
-            await until(lambda: failure(made, spec))
-            reason = "the operator can't send the project: it is not on the operator's machine; deploy it again"
-            assert failure(made, spec) == f"node {node.host}: {reason}"
-            assert not (node.home.projects_dir / project(spec)).exists()
-            hidden.rename(spec.project_dir)
-            await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
-            await stop(made, spec.id)
-
-    run(test())
-
-
-def test_a_project_that_can_not_be_unpacked_is_reported(home: Home, node: LocalNode) -> None:
+async def test_a_project_that_can_not_be_unpacked_is_reported(home: Home, node: LocalNode) -> None:
     shutil.rmtree(node.home.projects_dir)
     node.home.projects_dir.write_text("no folder, as good as a full disk")
-
-    async def test() -> None:
-        async with cluster(home, [node]) as made:
-            spec = made.spec()
-            await made.engine.start(spec)
-            await until(lambda: failure(made, spec))
-            assert "the node can't unpack the project" in failure(made, spec)
-            node.home.projects_dir.unlink()
-            await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
-            await stop(made, spec.id)
-
-    run(test())
+    async with cluster(home, [node]) as made:
+        spec = made.spec()
+        await made.engine.start(spec)
+        await until(lambda: failure(made, spec))
+        assert "the node can't unpack the project" in failure(made, spec)
+        node.home.projects_dir.unlink()
+        await until(lambda: (status := made.status(spec.id)) and status.is_ready, 60)
+        await stop(made, spec.id)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "0" * 63])

@@ -60,22 +60,19 @@ async def echo(heard: list[Json], identity: TlsIdentity = NODE) -> AsyncIterator
         server.close()
 
 
-def test_messages_of_any_size_arrive_unchanged() -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        async with echo(heard) as port:
-            connection = await connect(HERE, port, OPERATOR)
-            sent = [{"n": 1}, {"text": os.urandom(4_000_000).hex()}, {"text": "ü\n\u2028"}]
-            for message in sent:
-                connection.send(message)
-                assert await connection.receive() == message
-            connection.close()
-        assert heard == sent
-
-    run(test)
+async def test_messages_of_any_size_arrive_unchanged() -> None:
+    heard: list[Json] = []
+    async with echo(heard) as port:
+        connection = await connect(HERE, port, OPERATOR)
+        sent = [{"n": 1}, {"text": os.urandom(4_000_000).hex()}, {"text": "ü\n\u2028"}]
+        for message in sent:
+            connection.send(message)
+            assert await connection.receive() == message
+        connection.close()
+    assert heard == sent
 
 
-def test_the_connection_is_encrypted_with_tls_1_3() -> None:
+async def test_the_connection_is_encrypted_with_tls_1_3() -> None:
     seen = bytearray()
 
     async def copy(reader: StreamReader, writer: StreamWriter) -> None:
@@ -84,24 +81,21 @@ def test_the_connection_is_encrypted_with_tls_1_3() -> None:
             writer.write(data)
         writer.close()
 
-    async def test() -> None:
-        async with echo([]) as far:
+    async with echo([]) as far:
 
-            async def tap(reader: StreamReader, writer: StreamWriter) -> None:
-                far_reader, far_writer = await asyncio.open_connection(HERE, far)
-                await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
+        async def tap(reader: StreamReader, writer: StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection(HERE, far)
+            await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
 
-            async with listener(tap) as port:
-                connection = await connect(HERE, port, OPERATOR)
-                assert connection.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
-                connection.send({"env": "a password"})
-                assert await connection.receive() == {"env": "a password"}
-                connection.close()
-        assert seen
-        for secret in ("password", "hello", CREDENTIALS.secret, derive_key(CREDENTIALS.secret, "node")):
-            assert secret.encode() not in seen
-
-    run(test)
+        async with listener(tap) as port:
+            connection = await connect(HERE, port, OPERATOR)
+            assert connection.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+            connection.send({"env": "a password"})
+            assert await connection.receive() == {"env": "a password"}
+            connection.close()
+    assert seen
+    for secret in ("password", "hello", CREDENTIALS.secret, derive_key(CREDENTIALS.secret, "node")):
+        assert secret.encode() not in seen
 
 
 @pytest.mark.parametrize(
@@ -114,127 +108,102 @@ def test_the_connection_is_encrypted_with_tls_1_3() -> None:
     ],
     ids=["an operator", "a node of another cluster", "a node with another address", "a node with another name"],
 )
-def test_an_operator_accepts_only_the_node_that_it_connects_to(identity: TlsIdentity) -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        # The listener accepts the operator, so that only the client's verification can fail.
-        async with echo(heard, replace(identity, peer_authority=NODE.peer_authority)) as port:
-            with pytest.raises(PeerError, match="no valid certificate of this cluster"):
-                await connect(HERE, port, OPERATOR)
-        assert heard == []
-
-    run(test)
+async def test_an_operator_accepts_only_the_node_that_it_connects_to(identity: TlsIdentity) -> None:
+    heard: list[Json] = []
+    # The listener accepts the operator, so that only the client's verification can fail.
+    async with echo(heard, replace(identity, peer_authority=NODE.peer_authority)) as port:
+        with pytest.raises(PeerError, match="no valid certificate of this cluster"):
+            await connect(HERE, port, OPERATOR)
+    assert heard == []
 
 
 @pytest.mark.parametrize("identity", [NODE, STRANGER[0]], ids=["a node", "an operator of another cluster"])
-def test_a_node_accepts_only_operators_of_its_cluster(identity: TlsIdentity) -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        async with echo(heard) as port:
-            with pytest.raises(PeerError, match="does not accept our certificate"):
-                await connect(HERE, port, replace(identity, peer_authority=OPERATOR.peer_authority))
-        assert heard == []
-
-    run(test)
+async def test_a_node_accepts_only_operators_of_its_cluster(identity: TlsIdentity) -> None:
+    heard: list[Json] = []
+    async with echo(heard) as port:
+        with pytest.raises(PeerError, match="does not accept our certificate"):
+            await connect(HERE, port, replace(identity, peer_authority=OPERATOR.peer_authority))
+    assert heard == []
 
 
 @pytest.mark.parametrize("identity", [OPERATOR, STRANGER[1]], ids=["an operator", "a node of another cluster"])
-def test_an_operators_port_accepts_only_nodes_of_its_cluster(identity: TlsIdentity) -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        async with echo(heard, OPERATOR) as port:
-            with pytest.raises(PeerError, match="does not accept our certificate"):
-                await connect(HERE, port, replace(identity, peer_authority=NODE.peer_authority))
-            connection = await connect(HERE, port, NODE)
-            connection.send({"from": "a node"})
-            assert await connection.receive() == {"from": "a node"}
-            connection.close()
-        assert heard == [{"from": "a node"}]
-
-    run(test)
+async def test_an_operators_port_accepts_only_nodes_of_its_cluster(identity: TlsIdentity) -> None:
+    heard: list[Json] = []
+    async with echo(heard, OPERATOR) as port:
+        with pytest.raises(PeerError, match="does not accept our certificate"):
+            await connect(HERE, port, replace(identity, peer_authority=NODE.peer_authority))
+        connection = await connect(HERE, port, NODE)
+        connection.send({"from": "a node"})
+        assert await connection.receive() == {"from": "a node"}
+        connection.close()
+    assert heard == [{"from": "a node"}]
 
 
-def test_a_client_without_a_certificate_is_refused() -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        async with echo(heard) as port:
-            reader, writer = await asyncio.open_connection(HERE, port, ssl=context)
-            writer.write(b'{"command": "of a stranger"}\n')
-            with contextlib.suppress(OSError):
-                assert await reader.read() == b""
-            writer.transport.abort()
-        assert heard == []
-
-    run(test)
+async def test_a_client_without_a_certificate_is_refused() -> None:
+    heard: list[Json] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with echo(heard) as port:
+        reader, writer = await asyncio.open_connection(HERE, port, ssl=context)
+        writer.write(b'{"command": "of a stranger"}\n')
+        with contextlib.suppress(OSError):
+            assert await reader.read() == b""
+        writer.transport.abort()
+    assert heard == []
 
 
-def test_a_man_in_the_middle_is_detected() -> None:
-    async def test() -> None:
-        heard: list[Json] = []
-        async with echo(heard) as far:
+async def test_a_man_in_the_middle_is_detected() -> None:
+    heard: list[Json] = []
+    async with echo(heard) as far:
 
-            async def serve(near: PeerConnection) -> None:
-                # It can't even connect: as an operator of another cluster it has no valid certificate.
-                with pytest.raises(PeerError):
-                    await connect(HERE, far, replace(STRANGER[0], peer_authority=OPERATOR.peer_authority))
-                near.close()
+        async def serve(near: PeerConnection) -> None:
+            # It can't even connect: as an operator of another cluster it has no valid certificate.
+            with pytest.raises(PeerError):
+                await connect(HERE, far, replace(STRANGER[0], peer_authority=OPERATOR.peer_authority))
+            near.close()
 
-            server = await listen(serve, HERE, 0, replace(STRANGER[1], peer_authority=NODE.peer_authority))
-            with pytest.raises(PeerError, match="no valid certificate of this cluster"):
-                await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
-            server.close()
-        assert heard == []
-
-    run(test)
+        server = await listen(serve, HERE, 0, replace(STRANGER[1], peer_authority=NODE.peer_authority))
+        with pytest.raises(PeerError, match="no valid certificate of this cluster"):
+            await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
+        server.close()
+    assert heard == []
 
 
 @pytest.mark.parametrize("data", [b'{"hello": "cortex-node 3"}\n{"put": "in"}\n', b"\x16\x03\x01", b"\0" * 4096])
-def test_data_injected_before_tls_fails_the_handshake(data: bytes) -> None:
-    async def test() -> None:
-        async with echo([]) as far:
+async def test_data_injected_before_tls_fails_the_handshake(data: bytes) -> None:
+    async with echo([]) as far:
 
-            async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-                writer.write(data)
-                far_reader, far_writer = await asyncio.open_connection(HERE, far)
-                await splice(reader, writer, far_reader, far_writer)
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            writer.write(data)
+            far_reader, far_writer = await asyncio.open_connection(HERE, far)
+            await splice(reader, writer, far_reader, far_writer)
 
-            async with listener(serve) as port:
-                with pytest.raises(PeerError):
-                    await connect(HERE, port, OPERATOR)
-
-    run(test)
+        async with listener(serve) as port:
+            with pytest.raises(PeerError):
+                await connect(HERE, port, OPERATOR)
 
 
 @pytest.mark.parametrize(
     "data", [b'{"command": "end"}\n', b"[1]\n", b"\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff"]
 )
-def test_a_client_that_does_not_speak_tls_is_disconnected(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_speak_tls_is_disconnected(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
-
-    async def test() -> None:
-        unhandled: list[Json] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        async with echo([]) as port:
-            reader, writer = await asyncio.open_connection(HERE, port)
-            writer.write(data)
-            answer = await reader.read()
-            assert answer == b"" or answer.startswith(b"\x15\x03")  # a TLS alert
-            writer.close()
-        assert unhandled == []
-
-    run(test)
+    unhandled: list[Json] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    async with echo([]) as port:
+        reader, writer = await asyncio.open_connection(HERE, port)
+        writer.write(data)
+        answer = await reader.read()
+        assert answer == b"" or answer.startswith(b"\x15\x03")  # a TLS alert
+        writer.close()
+    assert unhandled == []
 
 
-def test_a_listener_of_another_protocol_version_is_refused() -> None:
+async def test_a_listener_of_another_protocol_version_is_refused() -> None:
     async def serve(_: StreamReader, writer: StreamWriter) -> None:
         writer.write(b'{"hello": "cortex-node 99"}\n')
 
-    async def test() -> None:
-        server = await asyncio.start_server(serve, HERE, 0, ssl=NODE.server_context())
-        with pytest.raises(PeerError, match="another version of cortex"):
-            await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
-        server.close()
-
-    run(test)
+    server = await asyncio.start_server(serve, HERE, 0, ssl=NODE.server_context())
+    with pytest.raises(PeerError, match="another version of cortex"):
+        await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
+    server.close()

@@ -128,24 +128,20 @@ def test_a_reload_of_the_gateway_loses_no_call(cortex: Installation, numbers: Nu
         assert [number.value for number in call] == [2]
 
 
-def test_grpcio_s_asynchronous_client(cortex: Installation, numbers: NumbersClient) -> None:
+async def test_grpcio_s_asynchronous_client(cortex: Installation, numbers: NumbersClient) -> None:
     pb2 = numbers.messages.module
-
-    async def scenario() -> None:
-        async with grpc.aio.insecure_channel(f"{cortex.host}:{cortex.gateway_port}") as channel:
-            double = channel.unary_unary("/numbers.Numbers/Double", pb2.Number.SerializeToString, pb2.Number.FromString)
-            found = await asyncio.gather(*(double(pb2.Number(value=value)) for value in range(200)))
-            assert [number.value for number in found] == [2 * value for value in range(200)]
-            echo = channel.stream_stream("/numbers.Numbers/Echo", pb2.Number.SerializeToString, pb2.Number.FromString)
-            call = echo()
-            for value in range(3):
-                await call.write(pb2.Number(value=value))
-                assert (await call.read()).value == value
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-            assert await call.code() is Code.OK
-
-    asyncio.run(scenario())
+    async with grpc.aio.insecure_channel(f"{cortex.host}:{cortex.gateway_port}") as channel:
+        double = channel.unary_unary("/numbers.Numbers/Double", pb2.Number.SerializeToString, pb2.Number.FromString)
+        found = await asyncio.gather(*(double(pb2.Number(value=value)) for value in range(200)))
+        assert [number.value for number in found] == [2 * value for value in range(200)]
+        echo = channel.stream_stream("/numbers.Numbers/Echo", pb2.Number.SerializeToString, pb2.Number.FromString)
+        call = echo()
+        for value in range(3):
+            await call.write(pb2.Number(value=value))
+            assert (await call.read()).value == value
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is Code.OK
 
 
 def test_calls_over_tls(tmp_path: Path) -> None:

@@ -89,163 +89,135 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
 
 
-def test_a_replica_starts_reports_changes_and_stops_without_leaving_files(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        changes: list[int] = []
-        async with engine_of(home) as engine:
-            engine._on_change = lambda: changes.append(1)
-            spec = make_spec(home, tmp_path)
-            await engine.start(spec)
-            first = status(engine, spec)
-            assert first is not None and first.processes[0].state is ProcessState.STARTING
-            await until(lambda: is_ready(engine, spec))
-            assert changes
-            await engine.stop(spec.id, 5)
-            await until(lambda: not engine.replicas())
-            await until(lambda: not Path(spec.run_dir).exists())
-            assert not Path(spec.control_socket).exists()
-            assert "ready with blue" in Path(spec.log_path).read_text()
-
-    run(scenario)
-
-
-def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_a_replica_starts_reports_changes_and_stops_without_leaving_files(home: Home, tmp_path: Path) -> None:
+    changes: list[int] = []
+    async with engine_of(home) as engine:
+        engine._on_change = lambda: changes.append(1)
         spec = make_spec(home, tmp_path)
-        async with engine_of(home, stop_all=False) as engine:
-            await engine.start(spec)
-            await until(lambda: is_ready(engine, spec))
-            before = status(engine, spec)
-        async with engine_of(home) as engine:
-            assert engine.replicas()[spec.id] == (spec, before)
-
-    run(scenario)
-
-
-def test_a_replica_with_a_slow_supervisor_is_adopted_with_its_status(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        spec = make_spec(home, tmp_path)
-        async with engine_of(home, stop_all=False) as engine:
-            await engine.start(spec)
-            await until(lambda: is_ready(engine, spec))
-            before = status(engine, spec)
-        assert before is not None
-        os.kill(before.supervisor_pid, signal.SIGSTOP)
-        asyncio.get_running_loop().call_later(3, os.kill, before.supervisor_pid, signal.SIGCONT)
-        async with engine_of(home) as engine:
-            assert status(engine, spec) == before
-
-    run(scenario)
+        await engine.start(spec)
+        first = status(engine, spec)
+        assert first is not None and first.processes[0].state is ProcessState.STARTING
+        await until(lambda: is_ready(engine, spec))
+        assert changes
+        await engine.stop(spec.id, 5)
+        await until(lambda: not engine.replicas())
+        await until(lambda: not Path(spec.run_dir).exists())
+        assert not Path(spec.control_socket).exists()
+        assert "ready with blue" in Path(spec.log_path).read_text()
 
 
-def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\n" + HANDLER
-        async with engine_of(home) as engine:
-            spec = make_spec(home, tmp_path, code)
-            await engine.start(spec)
-            await until(lambda: is_ready(engine, spec))
-            found = status(engine, spec)
-            assert found is not None
-            session = [pid for pid in psutil.pids() if _session(pid) == found.supervisor_pid]
-            assert len(session) >= 3  # and perhaps one of housekeeping
-            os.kill(found.supervisor_pid, signal.SIGKILL)
-            await until(lambda: not engine.replicas())
-            await until(lambda: all(map(has_ended, session)))
-            await until(lambda: not Path(spec.run_dir).exists())
-
-    run(scenario)
+async def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(home: Home, tmp_path: Path) -> None:
+    spec = make_spec(home, tmp_path)
+    async with engine_of(home, stop_all=False) as engine:
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        before = status(engine, spec)
+    async with engine_of(home) as engine:
+        assert engine.replicas()[spec.id] == (spec, before)
 
 
-def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        spec = make_spec(home, tmp_path)
-        async with engine_of(home, stop_all=False) as engine:
-            await engine.start(spec)
-            await until(lambda: is_ready(engine, spec))
-            found = status(engine, spec)
+async def test_a_replica_with_a_slow_supervisor_is_adopted_with_its_status(home: Home, tmp_path: Path) -> None:
+    spec = make_spec(home, tmp_path)
+    async with engine_of(home, stop_all=False) as engine:
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        before = status(engine, spec)
+    assert before is not None
+    os.kill(before.supervisor_pid, signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(3, os.kill, before.supervisor_pid, signal.SIGCONT)
+    async with engine_of(home) as engine:
+        assert status(engine, spec) == before
+
+
+async def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_processes(
+    home: Home, tmp_path: Path
+) -> None:
+    code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\n" + HANDLER
+    async with engine_of(home) as engine:
+        spec = make_spec(home, tmp_path, code)
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        found = status(engine, spec)
         assert found is not None
+        session = [pid for pid in psutil.pids() if _session(pid) == found.supervisor_pid]
+        assert len(session) >= 3  # and perhaps one of housekeeping
         os.kill(found.supervisor_pid, signal.SIGKILL)
-        os.waitpid(found.supervisor_pid, 0)
-        half_written = home.replicas_dir / "iris-aaaaaaaa-000002"
-        half_written.mkdir()
-        (half_written / SPEC_FILE).write_text('{"id": "iri')
-        async with engine_of(home) as engine:
-            assert engine.replicas() == {}
-            await until(lambda: list(home.replicas_dir.iterdir()) == [])  # its orphaned worker has ended by then
-            assert not Path(spec.sockets[0]).exists()
-
-    run(scenario)
+        await until(lambda: not engine.replicas())
+        await until(lambda: all(map(has_ended, session)))
+        await until(lambda: not Path(spec.run_dir).exists())
 
 
-def test_a_replica_that_does_not_stop_in_time_is_killed(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with engine_of(home) as engine:
-            spec = make_spec(home, tmp_path)
-            await engine.start(spec)
-            await until(lambda: is_ready(engine, spec))
+async def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home, tmp_path: Path) -> None:
+    spec = make_spec(home, tmp_path)
+    async with engine_of(home, stop_all=False) as engine:
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        found = status(engine, spec)
+    assert found is not None
+    os.kill(found.supervisor_pid, signal.SIGKILL)
+    os.waitpid(found.supervisor_pid, 0)
+    half_written = home.replicas_dir / "iris-aaaaaaaa-000002"
+    half_written.mkdir()
+    (half_written / SPEC_FILE).write_text('{"id": "iri')
+    async with engine_of(home) as engine:
+        assert engine.replicas() == {}
+        await until(lambda: list(home.replicas_dir.iterdir()) == [])  # its orphaned worker has ended by then
+        assert not Path(spec.sockets[0]).exists()
+
+
+async def test_a_replica_that_does_not_stop_in_time_is_killed(home: Home, tmp_path: Path) -> None:
+    async with engine_of(home) as engine:
+        spec = make_spec(home, tmp_path)
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        found = status(engine, spec)
+        assert found is not None
+        os.kill(found.supervisor_pid, signal.SIGSTOP)
+        started = time.monotonic()
+        await engine.stop(spec.id, 0)
+        await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S + 5)
+        assert time.monotonic() - started >= KILL_AFTER_S
+
+
+async def test_a_stop_before_the_supervisor_listens_is_not_lost(home: Home, tmp_path: Path) -> None:
+    async with engine_of(home) as engine:
+        spec = make_spec(home, tmp_path)
+        await engine.start(spec)
+        await engine.stop(spec.id, 1)
+        await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S)
+
+
+async def test_a_failed_start_reports_the_users_error(home: Home, tmp_path: Path) -> None:
+    code = HANDLER.replace("print(", "raise ValueError('bad weights')\n        print(")
+    async with engine_of(home) as engine:
+        spec = make_spec(home, tmp_path, code)
+        await engine.start(spec)
+
+        def failure() -> str:
             found = status(engine, spec)
-            assert found is not None
-            os.kill(found.supervisor_pid, signal.SIGSTOP)
-            started = time.monotonic()
-            await engine.stop(spec.id, 0)
-            await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S + 5)
-            assert time.monotonic() - started >= KILL_AFTER_S
+            process = found.processes[0] if found else None
+            return process.failure.message if process and process.failure else ""
 
-    run(scenario)
+        await until(failure)
+        assert failure() == "ValueError: bad weights"
 
 
-def test_a_stop_before_the_supervisor_listens_is_not_lost(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with engine_of(home) as engine:
-            spec = make_spec(home, tmp_path)
+async def test_a_missing_interpreter_is_an_error_and_leaves_no_files(home: Home, tmp_path: Path) -> None:
+    async with engine_of(home) as engine:
+        spec = replace(make_spec(home, tmp_path), python="/no/such/python")
+        with pytest.raises(EngineError, match="/no/such/python"):
             await engine.start(spec)
-            await engine.stop(spec.id, 1)
-            await until(lambda: not engine.replicas(), timeout_s=KILL_AFTER_S)
-
-    run(scenario)
+        assert engine.replicas() == {}
+        assert not Path(spec.run_dir).exists()
 
 
-def test_a_failed_start_reports_the_users_error(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = HANDLER.replace("print(", "raise ValueError('bad weights')\n        print(")
-        async with engine_of(home) as engine:
-            spec = make_spec(home, tmp_path, code)
-            await engine.start(spec)
-
-            def failure() -> str:
-                found = status(engine, spec)
-                process = found.processes[0] if found else None
-                return process.failure.message if process and process.failure else ""
-
-            await until(failure)
-            assert failure() == "ValueError: bad weights"
-
-    run(scenario)
-
-
-def test_a_missing_interpreter_is_an_error_and_leaves_no_files(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with engine_of(home) as engine:
-            spec = replace(make_spec(home, tmp_path), python="/no/such/python")
-            with pytest.raises(EngineError, match="/no/such/python"):
-                await engine.start(spec)
-            assert engine.replicas() == {}
-            assert not Path(spec.run_dir).exists()
-
-    run(scenario)
-
-
-def test_output_of_a_supervisor_that_cannot_start_is_in_the_replicas_log(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with engine_of(home) as engine:
-            spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
-            await engine.start(spec)
-            await until(lambda: not engine.replicas())
-            log = Path(spec.log_path)
-            await until(lambda: log.exists() and "encodings" in log.read_text())
-
-    run(scenario)
+async def test_output_of_a_supervisor_that_cannot_start_is_in_the_replicas_log(home: Home, tmp_path: Path) -> None:
+    async with engine_of(home) as engine:
+        spec = replace(make_spec(home, tmp_path), env={"PYTHONHOME": "/nowhere"})
+        await engine.start(spec)
+        await until(lambda: not engine.replicas())
+        log = Path(spec.log_path)
+        await until(lambda: log.exists() and "encodings" in log.read_text())
 
 
 def test_replicas_inherit_the_environment_without_secrets() -> None:

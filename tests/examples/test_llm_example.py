@@ -49,21 +49,16 @@ def content(answer: Any) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def test_concurrent_answers_are_those_of_single_requests_and_share_steps(example: ModuleType) -> None:
-    async def scenario() -> None:
-        handler = example.Handler(CONFIG)
-        prompts = [
-            {"messages": [{"role": "user", "content": "a" * size}], "max_tokens": 10 * size} for size in (1, 2, 5)
-        ]
-        alone = [await chat(handler, example, **fields) for fields in prompts]
-        steps_alone, handler.engine.steps = handler.engine.steps, 0
-        together = await asyncio.gather(*(chat(handler, example, **fields) for fields in prompts * 2))
-        assert [content(each) for each in together] == [content(each) for each in alone] * 2
-        assert handler.engine.largest_batch == 4  # the others waited for a slot
-        assert handler.engine.steps < steps_alone
-        assert not handler.engine._running
-
-    asyncio.run(scenario())
+async def test_concurrent_answers_are_those_of_single_requests_and_share_steps(example: ModuleType) -> None:
+    handler = example.Handler(CONFIG)
+    prompts = [{"messages": [{"role": "user", "content": "a" * size}], "max_tokens": 10 * size} for size in (1, 2, 5)]
+    alone = [await chat(handler, example, **fields) for fields in prompts]
+    steps_alone, handler.engine.steps = handler.engine.steps, 0
+    together = await asyncio.gather(*(chat(handler, example, **fields) for fields in prompts * 2))
+    assert [content(each) for each in together] == [content(each) for each in alone] * 2
+    assert handler.engine.largest_batch == 4  # the others waited for a slot
+    assert handler.engine.steps < steps_alone
+    assert not handler.engine._running
 
 
 def test_a_cached_step_is_that_of_the_whole_text(example: ModuleType) -> None:
@@ -77,63 +72,51 @@ def test_a_cached_step_is_that_of_the_whole_text(example: ModuleType) -> None:
     assert np.allclose(scores[0], other[0], atol=1e-4)
 
 
-def test_an_answer_ends_before_its_first_stop_text_also_in_streams(example: ModuleType) -> None:
-    async def scenario() -> None:
-        handler = example.Handler(CONFIG)
-        whole = content(await chat(handler, example, max_tokens=30))
-        stop = whole[10:13]
-        expected = whole[: whole.index(stop)]
-        stopped = await chat(handler, example, max_tokens=30, stop=[stop, "never"])
-        assert (content(stopped), stopped["choices"][0]["finish_reason"]) == (expected, "stop")
-        streamed = await events(
-            await chat(handler, example, max_tokens=30, stop=stop, stream=True, stream_options={"include_usage": True})
-        )
-        pieces = [each["choices"][0]["delta"].get("content", "") for each in streamed[:-1]]
-        assert "".join(pieces) == expected
-        assert streamed[-2]["choices"][0]["finish_reason"] == "stop"
-        assert streamed[-1]["choices"] == []
-        assert streamed[-1]["usage"]["prompt_tokens"] == len("user: Hello!\nassistant: ")
-
-    asyncio.run(scenario())
+async def test_an_answer_ends_before_its_first_stop_text_also_in_streams(example: ModuleType) -> None:
+    handler = example.Handler(CONFIG)
+    whole = content(await chat(handler, example, max_tokens=30))
+    stop = whole[10:13]
+    expected = whole[: whole.index(stop)]
+    stopped = await chat(handler, example, max_tokens=30, stop=[stop, "never"])
+    assert (content(stopped), stopped["choices"][0]["finish_reason"]) == (expected, "stop")
+    streamed = await events(
+        await chat(handler, example, max_tokens=30, stop=stop, stream=True, stream_options={"include_usage": True})
+    )
+    pieces = [each["choices"][0]["delta"].get("content", "") for each in streamed[:-1]]
+    assert "".join(pieces) == expected
+    assert streamed[-2]["choices"][0]["finish_reason"] == "stop"
+    assert streamed[-1]["choices"] == []
+    assert streamed[-1]["usage"]["prompt_tokens"] == len("user: Hello!\nassistant: ")
 
 
-def test_a_client_that_leaves_frees_its_slot(example: ModuleType) -> None:
-    async def scenario() -> None:
-        handler = example.Handler({**CONFIG, "max_sequences": 1})
-        response = await chat(handler, example, max_tokens=150, stream=True)
-        iterator = response.body_iterator
-        await anext(iterator)
-        await anext(iterator)
-        await iterator.aclose()
-        assert content(await chat(handler, example, max_tokens=1))
-        assert handler.engine.steps < 150
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_frees_its_slot(example: ModuleType) -> None:
+    handler = example.Handler({**CONFIG, "max_sequences": 1})
+    response = await chat(handler, example, max_tokens=150, stream=True)
+    iterator = response.body_iterator
+    await anext(iterator)
+    await anext(iterator)
+    await iterator.aclose()
+    assert content(await chat(handler, example, max_tokens=1))
+    assert handler.engine.steps < 150
 
 
-def test_values_at_the_edge_are_answered_and_disturb_no_other_request(example: ModuleType) -> None:
-    async def scenario() -> None:
-        handler = example.Handler(CONFIG)
-        names = ("temperature", "seed", "stop", "stream", "stream_options", "max_tokens")
-        edges: list[dict[str, Any]] = [{"temperature": 1e-320}, {"seed": 10**30}, dict.fromkeys(names)]
-        answers = await asyncio.gather(*(chat(handler, example, **{"max_tokens": 20, **each}) for each in edges))
-        assert content(answers[0]) == content(await chat(handler, example, max_tokens=20))
-        assert all(map(content, answers))
-
-    asyncio.run(scenario())
+async def test_values_at_the_edge_are_answered_and_disturb_no_other_request(example: ModuleType) -> None:
+    handler = example.Handler(CONFIG)
+    names = ("temperature", "seed", "stop", "stream", "stream_options", "max_tokens")
+    edges: list[dict[str, Any]] = [{"temperature": 1e-320}, {"seed": 10**30}, dict.fromkeys(names)]
+    answers = await asyncio.gather(*(chat(handler, example, **{"max_tokens": 20, **each}) for each in edges))
+    assert content(answers[0]) == content(await chat(handler, example, max_tokens=20))
+    assert all(map(content, answers))
 
 
-def test_a_failed_step_fails_all_sequences_and_the_next_request_is_served(example: ModuleType) -> None:
-    async def scenario() -> None:
-        handler = example.Handler(CONFIG)
-        step = handler.engine.model.step
-        handler.engine.model.step = lambda *_: 1 / 0
-        both = await asyncio.gather(*(chat(handler, example) for _ in range(2)), return_exceptions=True)
-        assert [type(each) for each in both] == [ZeroDivisionError] * 2
-        handler.engine.model.step = step
-        assert content(await chat(handler, example, max_tokens=3))
-
-    asyncio.run(scenario())
+async def test_a_failed_step_fails_all_sequences_and_the_next_request_is_served(example: ModuleType) -> None:
+    handler = example.Handler(CONFIG)
+    step = handler.engine.model.step
+    handler.engine.model.step = lambda *_: 1 / 0
+    both = await asyncio.gather(*(chat(handler, example) for _ in range(2)), return_exceptions=True)
+    assert [type(each) for each in both] == [ZeroDivisionError] * 2
+    handler.engine.model.step = step
+    assert content(await chat(handler, example, max_tokens=3))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from cortex.gateway.routes import (
 )
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from harness.servers.upstream import World, ask, backend, run, world
+from harness.servers.upstream import World, ask, backend, world
 
 SPLIT = Split("ab", "/ab", (Share("a", 50), Share("b", 50)))
 
@@ -40,67 +40,55 @@ async def servers_of(w: World, count: int, path: str = "/a", **headers: str) -> 
     return seen
 
 
-def test_a_canary_gets_its_share_which_changes_without_a_reload(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            api = await canary_of(w, 20)
-            await w.gateway.startup(RoutingTable((api,)))
-            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
-            workers = await runtime.workers()
-            seen = await servers_of(w, 600)
-            assert abs(seen["new"] - 120) < 6 * (600 * 0.2 * 0.8) ** 0.5
-            stats = (await w.gateway.stats())["a"]
-            assert stats.responses[2] == 600
-            assert len(stats.servers) == 2
-            for percent, expected in ((100, "new"), (0, "old")):
-                await w.gateway.apply(RoutingTable((replace(api, canary=replace(api.canary, percent=percent)),)))
-                assert await servers_of(w, 50) == {expected: 50}
-            assert await runtime.workers() == workers
-
-    run(scenario())
+async def test_a_canary_gets_its_share_which_changes_without_a_reload(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 20)
+        await w.gateway.startup(RoutingTable((api,)))
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        workers = await runtime.workers()
+        seen = await servers_of(w, 600)
+        assert abs(seen["new"] - 120) < 6 * (600 * 0.2 * 0.8) ** 0.5
+        stats = (await w.gateway.stats())["a"]
+        assert stats.responses[2] == 600
+        assert len(stats.servers) == 2
+        for percent, expected in ((100, "new"), (0, "old")):
+            await w.gateway.apply(RoutingTable((replace(api, canary=replace(api.canary, percent=percent)),)))
+            assert await servers_of(w, 50) == {expected: 50}
+        assert await runtime.workers() == workers
 
 
-def test_requests_by_all_ways_to_an_api_are_drawn(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            api = await canary_of(w, 100, subpaths=("/v2", "/"))
-            other = backend("b", await w.server("b"))
-            await w.gateway.startup(RoutingTable((api, other), (SPLIT,), v2_at_root=True))
-            for path in ("/a", "/a/", "/a/info", "/a/below", "/a/v2/models/a", "/v2/models/a/infer"):
-                assert await servers_of(w, 3, path) == {"new": 3}, path
-            assert set(await servers_of(w, 40, "/ab")) == {"new", "b"}
-            assert await servers_of(w, 3, "/b") == {"b": 3}
-
-    run(scenario())
+async def test_requests_by_all_ways_to_an_api_are_drawn(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 100, subpaths=("/v2", "/"))
+        other = backend("b", await w.server("b"))
+        await w.gateway.startup(RoutingTable((api, other), (SPLIT,), v2_at_root=True))
+        for path in ("/a", "/a/", "/a/info", "/a/below", "/a/v2/models/a", "/v2/models/a/infer"):
+            assert await servers_of(w, 3, path) == {"new": 3}, path
+        assert set(await servers_of(w, 40, "/ab")) == {"new", "b"}
+        assert await servers_of(w, 3, "/b") == {"b": 3}
 
 
-def test_a_canary_has_the_rules_of_its_api(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            api = await canary_of(w, 100, needs_key=True, max_body_bytes=10)
-            key = ApiKey("k1", hashlib.sha256(b"secret").hexdigest(), ("a",))
-            await w.gateway.startup(RoutingTable((api,), keys=(key,)))
-            assert (await ask(w.port, "/a")).status == 401
-            assert await servers_of(w, 3, **{"x-api-key": "secret"}) == {"new": 3}
-            assert (await ask(w.port, "/a", "POST", b"x" * 11, **{"x-api-key": "secret"})).status == 413
-            assert (await w.gateway.stats())["a"].responses == {1: 0, 2: 3, 3: 0, 4: 2, 5: 0, 0: 0}
-
-    run(scenario())
+async def test_a_canary_has_the_rules_of_its_api(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 100, needs_key=True, max_body_bytes=10)
+        key = ApiKey("k1", hashlib.sha256(b"secret").hexdigest(), ("a",))
+        await w.gateway.startup(RoutingTable((api,), keys=(key,)))
+        assert (await ask(w.port, "/a")).status == 401
+        assert await servers_of(w, 3, **{"x-api-key": "secret"}) == {"new": 3}
+        assert (await ask(w.port, "/a", "POST", b"x" * 11, **{"x-api-key": "secret"})).status == 413
+        assert (await w.gateway.stats())["a"].responses == {1: 0, 2: 3, 3: 0, 4: 2, 5: 0, 0: 0}
 
 
-def test_a_canary_that_begins_and_ends_under_way_loses_no_request(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            api = await canary_of(w, 50)
-            alone = replace(api, canary=None)
-            await w.gateway.startup(RoutingTable((alone,)))
-            for table in (api, alone, api):
-                await w.gateway.apply(RoutingTable((table,)))
-                seen = await servers_of(w, 60)
-                assert set(seen) == ({"old", "new"} if table.canary else {"old"})
-            assert (await w.gateway.stats())["a"].responses[2] == 180
-
-    run(scenario())
+async def test_a_canary_that_begins_and_ends_under_way_loses_no_request(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 50)
+        alone = replace(api, canary=None)
+        await w.gateway.startup(RoutingTable((alone,)))
+        for table in (api, alone, api):
+            await w.gateway.apply(RoutingTable((table,)))
+            seen = await servers_of(w, 60)
+            assert set(seen) == ({"old", "new"} if table.canary else {"old"})
+        assert (await w.gateway.stats())["a"].responses[2] == 180
 
 
 def test_the_table_has_a_json_form_that_older_nodes_read_without_a_canary() -> None:

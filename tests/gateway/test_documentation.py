@@ -10,7 +10,7 @@ from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.maps import DOCS_ASSETS, DOCS_MAP, ROUTES_MAP, fixed_maps
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
-from harness.servers.upstream import ask, backend, run, table, world
+from harness.servers.upstream import ask, backend, table, world
 
 SOCKETS = GatewaySockets("/s/stats", "/s/successor", "/s/inside")
 PATHS = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in DOCS_ASSETS))
@@ -60,52 +60,43 @@ def test_the_json_form_lacks_the_fields_without_documentation_for_older_nodes() 
     assert table_from_json(json.loads(json.dumps(table_to_json(made)))) == made
 
 
-def test_the_operator_receives_the_api_of_the_path_without_a_key(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.server("jobs")
-            iris = backend("iris", await w.server("a"), needs_key=True, max_body_bytes=0)
-            await w.gateway.startup(documented(iris, splits=(SPLIT,), operator_socket=str(home.jobs_socket)))
-            for path, key in (("/iris/openapi.json", "api:iris"), ("/mix/docs/docs.js?x=1", "mix")):
-                seen = (await ask(w.port, path, **{"x-cortex-docs": "forged"})).json()
-                assert (seen["server"], seen["url"], seen["headers"]["x-cortex-docs"]) == ("jobs", path, key)
-                assert "x-cortex-api" not in seen["headers"]
-            assert (await ask(w.port, "/iris")).status == 401
-            assert (await ask(w.port, "/iris/docs/other.js")).status == 404
-            assert "iris" in await w.gateway.stats()
-
-    run(scenario())
+async def test_the_operator_receives_the_api_of_the_path_without_a_key(home: Home) -> None:
+    async with world(home) as w:
+        await w.server("jobs")
+        iris = backend("iris", await w.server("a"), needs_key=True, max_body_bytes=0)
+        await w.gateway.startup(documented(iris, splits=(SPLIT,), operator_socket=str(home.jobs_socket)))
+        for path, key in (("/iris/openapi.json", "api:iris"), ("/mix/docs/docs.js?x=1", "mix")):
+            seen = (await ask(w.port, path, **{"x-cortex-docs": "forged"})).json()
+            assert (seen["server"], seen["url"], seen["headers"]["x-cortex-docs"]) == ("jobs", path, key)
+            assert "x-cortex-api" not in seen["headers"]
+        assert (await ask(w.port, "/iris")).status == 401
+        assert (await ask(w.port, "/iris/docs/other.js")).status == 404
+        assert "iris" in await w.gateway.stats()
 
 
-def test_without_the_operator_documentation_is_unavailable_and_the_api_serves(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.server("jobs")
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(documented(iris, operator_socket=str(home.jobs_socket)))
-            await w.upstreams["jobs"].stop()
-            answer = await ask(w.port, "/iris/docs")
-            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json()["error"].startswith("the operator is not running, so the documentation")
-            assert (await ask(w.port, "/iris")).status == 200
-
-    run(scenario())
+async def test_without_the_operator_documentation_is_unavailable_and_the_api_serves(home: Home) -> None:
+    async with world(home) as w:
+        await w.server("jobs")
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(documented(iris, operator_socket=str(home.jobs_socket)))
+        await w.upstreams["jobs"].stop()
+        answer = await ask(w.port, "/iris/docs")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"].startswith("the operator is not running, so the documentation")
+        assert (await ask(w.port, "/iris")).status == 200
 
 
-def test_documentation_has_the_cors_rules_of_its_api(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.server("jobs")
-            iris = backend("iris", await w.server("a"), cors=Cors((PAGE,)))
-            made = documented(iris, backend("open"), operator_socket=str(home.jobs_socket))
-            await w.gateway.startup(made)
-            for path, origin, allowed in (
-                ("/iris/openapi.json", PAGE, PAGE),
-                ("/iris/openapi.json", "https://other.example", None),
-                ("/open/openapi.json", "https://other.example", "*"),
-            ):
-                answer = await ask(w.port, path, origin=origin)
-                assert answer.status == 200
-                assert answer.headers.get("access-control-allow-origin") == allowed
-
-    run(scenario())
+async def test_documentation_has_the_cors_rules_of_its_api(home: Home) -> None:
+    async with world(home) as w:
+        await w.server("jobs")
+        iris = backend("iris", await w.server("a"), cors=Cors((PAGE,)))
+        made = documented(iris, backend("open"), operator_socket=str(home.jobs_socket))
+        await w.gateway.startup(made)
+        for path, origin, allowed in (
+            ("/iris/openapi.json", PAGE, PAGE),
+            ("/iris/openapi.json", "https://other.example", None),
+            ("/open/openapi.json", "https://other.example", "*"),
+        ):
+            answer = await ask(w.port, path, origin=origin)
+            assert answer.status == 200
+            assert answer.headers.get("access-control-allow-origin") == allowed

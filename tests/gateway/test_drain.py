@@ -8,78 +8,69 @@ import time
 import pytest
 
 from cortex.home import Home
-from harness.servers.upstream import Client, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, ask, backend, eventually, table, world
 
 
-def test_open_requests_end_while_new_connections_are_refused(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
-            idle, inside, queued = Client(w.port), Client(w.port), Client(w.port)
-            assert (await idle.get("/iris")).headers.get("connection") != "close"
-            requests = [asyncio.create_task(client.get("/iris?wait=1")) for client in (inside, queued)]
+async def test_open_requests_end_while_new_connections_are_refused(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
+        idle, inside, queued = Client(w.port), Client(w.port), Client(w.port)
+        assert (await idle.get("/iris")).headers.get("connection") != "close"
+        requests = [asyncio.create_task(client.get("/iris?wait=1")) for client in (inside, queued)]
 
-            async def is_queued() -> bool:
-                return (await w.gateway.stats())["iris"].queued == 1
+        async def is_queued() -> bool:
+            return (await w.gateway.stats())["iris"].queued == 1
 
-            await eventually(is_queued)
-            draining = asyncio.create_task(w.gateway.drain(60))
+        await eventually(is_queued)
+        draining = asyncio.create_task(w.gateway.drain(60))
 
-            async def is_refused() -> bool:
-                try:
-                    await ask(w.port, "/livez")
-                except ConnectionRefusedError:
-                    return True
-                return False
+        async def is_refused() -> bool:
+            try:
+                await ask(w.port, "/livez")
+            except ConnectionRefusedError:
+                return True
+            return False
 
-            await eventually(is_refused)
-            answer = await idle.get("/livez")  # on a connection that was accepted before
-            assert (answer.status, answer.headers["connection"]) == (200, "close")
-            assert not draining.done()
-            for _ in requests:
-
-                async def is_waiting() -> bool:
-                    return len(w.upstreams["a"].waiting) == 1
-
-                await eventually(is_waiting)
-                w.upstreams["a"].release(1)
-            answers = await asyncio.gather(*requests)
-            assert [(answer.status, answer.headers["connection"]) for answer in answers] == [(200, "close")] * 2
-            await draining
-
-    run(scenario())
-
-
-def test_the_drain_time_is_limited(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            request = asyncio.create_task(ask(w.port, "/iris?wait=1"))
+        await eventually(is_refused)
+        answer = await idle.get("/livez")  # on a connection that was accepted before
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert not draining.done()
+        for _ in requests:
 
             async def is_waiting() -> bool:
                 return len(w.upstreams["a"].waiting) == 1
 
             await eventually(is_waiting)
-            began = time.monotonic()
-            await w.gateway.drain(0.5)
-            assert 0.5 <= time.monotonic() - began < 30
-            await w.gateway.stop()
-            with pytest.raises((OSError, EOFError)):
-                await request
-
-    run(scenario())
+            w.upstreams["a"].release(1)
+        answers = await asyncio.gather(*requests)
+        assert [(answer.status, answer.headers["connection"]) for answer in answers] == [(200, "close")] * 2
+        await draining
 
 
-def test_the_next_operator_accepts_connections_again(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            await w.gateway.drain(60)
-            await w.gateway.shutdown()  # as if the operator had been killed here
-            second = w.another_gateway()
-            await second.startup(table(backend("iris", await w.server("a"))))
-            assert second.pid == w.gateway.pid
-            answer = await ask(w.port, "/iris")
-            assert (answer.status, answer.headers.get("connection")) == (200, None)
+async def test_the_drain_time_is_limited(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        request = asyncio.create_task(ask(w.port, "/iris?wait=1"))
 
-    run(scenario())
+        async def is_waiting() -> bool:
+            return len(w.upstreams["a"].waiting) == 1
+
+        await eventually(is_waiting)
+        began = time.monotonic()
+        await w.gateway.drain(0.5)
+        assert 0.5 <= time.monotonic() - began < 30
+        await w.gateway.stop()
+        with pytest.raises((OSError, EOFError)):
+            await request
+
+
+async def test_the_next_operator_accepts_connections_again(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        await w.gateway.drain(60)
+        await w.gateway.shutdown()  # as if the operator had been killed here
+        second = w.another_gateway()
+        await second.startup(table(backend("iris", await w.server("a"))))
+        assert second.pid == w.gateway.pid
+        answer = await ask(w.port, "/iris")
+        assert (answer.status, answer.headers.get("connection")) == (200, None)

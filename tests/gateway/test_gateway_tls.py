@@ -12,7 +12,7 @@ from cortex.gateway.config import CERTIFICATE_FILE
 from cortex.home import Home
 from cortex.tls import CertificateFiles, ServerCertificate
 from harness.servers.certificates import write_pair
-from harness.servers.upstream import Client, World, ask, backend, run, table, world
+from harness.servers.upstream import Client, World, ask, backend, table, world
 
 
 def loaded(folder: Path, name: str) -> ServerCertificate:
@@ -55,45 +55,39 @@ async def shown(w: World) -> bytes | None:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_only_https_with_tls_1_2_or_later_is_accepted(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            client = SecureClient(w.port, context("h2", "http/1.1"))
-            answer = await client.request("POST", "/iris", b"x" * 2_000_000, {})
-            assert (answer.status, answer.json()["body"]) == (200, 2_000_000)
-            assert client.secured.selected_alpn_protocol() == "http/1.1"
-            assert (await client.get("/iris")).status == 200
-            assert client.connects == 1
-            client.close()
-            with pytest.raises((OSError, asyncio.IncompleteReadError)):
-                await ask(w.port, "/iris")
-            old = context()
-            old.set_ciphers("DEFAULT@SECLEVEL=0")  # otherwise OpenSSL offers TLS 1.2 or later only
-            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-            with pytest.raises(OSError):
-                await SecureClient(w.port, old).connect()
-            file = home.run_dir / "gateway" / CERTIFICATE_FILE
-            assert file.stat().st_mode & 0o777 == 0o600
-
-    run(scenario())
+async def test_only_https_with_tls_1_2_or_later_is_accepted(home: Home, tmp_path: Path) -> None:
+    async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        client = SecureClient(w.port, context("h2", "http/1.1"))
+        answer = await client.request("POST", "/iris", b"x" * 2_000_000, {})
+        assert (answer.status, answer.json()["body"]) == (200, 2_000_000)
+        assert client.secured.selected_alpn_protocol() == "http/1.1"
+        assert (await client.get("/iris")).status == 200
+        assert client.connects == 1
+        client.close()
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await ask(w.port, "/iris")
+        old = context()
+        old.set_ciphers("DEFAULT@SECLEVEL=0")  # otherwise OpenSSL offers TLS 1.2 or later only
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        with pytest.raises(OSError):
+            await SecureClient(w.port, old).connect()
+        file = home.run_dir / "gateway" / CERTIFICATE_FILE
+        assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_certificate_interrupts_no_request(home: Home, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a"))))
-            before = await shown(w)
-            inside, idle = SecureClient(w.port), SecureClient(w.port)
-            assert (await idle.get("/iris")).status == 200
-            slow = asyncio.create_task(inside.get("/iris?sleep=1"))
-            new = loaded(tmp_path, "b")
-            w.gateway.use_certificate(new.pem)
-            await w.gateway.ensure_running()
-            after = await shown(w)
-            assert after != before and after == ssl.PEM_cert_to_DER_cert((tmp_path / "b.pem").read_text())
-            assert ((await slow).status, (await idle.get("/iris")).status, idle.connects) == (200, 200, 1)
-            inside.close()
-            idle.close()
-
-    run(scenario())
+async def test_a_new_certificate_interrupts_no_request(home: Home, tmp_path: Path) -> None:
+    async with world(home, certificate=loaded(tmp_path, "a").pem) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        before = await shown(w)
+        inside, idle = SecureClient(w.port), SecureClient(w.port)
+        assert (await idle.get("/iris")).status == 200
+        slow = asyncio.create_task(inside.get("/iris?sleep=1"))
+        new = loaded(tmp_path, "b")
+        w.gateway.use_certificate(new.pem)
+        await w.gateway.ensure_running()
+        after = await shown(w)
+        assert after != before and after == ssl.PEM_cert_to_DER_cert((tmp_path / "b.pem").read_text())
+        assert ((await slow).status, (await idle.get("/iris")).status, idle.connects) == (200, 200, 1)
+        inside.close()
+        idle.close()

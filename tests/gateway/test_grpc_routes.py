@@ -52,30 +52,27 @@ def test_errors_of_services_never_have_the_form_of_openai() -> None:
     assert fixed_maps(table(service(), command))[OPENAI_MAP] == {"/llm/v1/": "1"}
 
 
-def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            keyed = service("keyed", "keyed", needs_key=True)
-            await w.gateway.startup(table(service(), keyed, backend("plain", await w.server("p"))))
-            assert await status_of(w.port, "/iris.Handler/Predict") == (
-                Code.UNAVAILABLE,
-                "no replica is ready: it starts",
-            )
-            code, details = await status_of(w.port, "/keyed.Handler/Predict")
-            assert (code, "this API needs a key" in details) == (Code.UNAUTHENTICATED, True)
-            code, _ = await status_of(w.port, "/keyed.Handler/Predict", metadata=[("x-api-key", "wrong")])
-            assert code is Code.UNAUTHENTICATED
-            assert await status_of(w.port, "/other.Handler/Predict") == (
-                Code.UNIMPLEMENTED,
-                "no API has the path /other.Handler/Predict",
-            )
-            assert (await status_of(w.port, "/grpc.health.v1.Health/Check"))[0] is Code.UNAVAILABLE
-            # In JSON, the same errors have their HTTP status.
-            answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")
-            assert (answer.status, answer.headers["grpc-message"]) == (503, "no replica is ready: it starts")
-            assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
-
-    run(scenario())
+async def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
+    async with world(home) as w:
+        keyed = service("keyed", "keyed", needs_key=True)
+        await w.gateway.startup(table(service(), keyed, backend("plain", await w.server("p"))))
+        assert await status_of(w.port, "/iris.Handler/Predict") == (
+            Code.UNAVAILABLE,
+            "no replica is ready: it starts",
+        )
+        code, details = await status_of(w.port, "/keyed.Handler/Predict")
+        assert (code, "this API needs a key" in details) == (Code.UNAUTHENTICATED, True)
+        code, _ = await status_of(w.port, "/keyed.Handler/Predict", metadata=[("x-api-key", "wrong")])
+        assert code is Code.UNAUTHENTICATED
+        assert await status_of(w.port, "/other.Handler/Predict") == (
+            Code.UNIMPLEMENTED,
+            "no API has the path /other.Handler/Predict",
+        )
+        assert (await status_of(w.port, "/grpc.health.v1.Health/Check"))[0] is Code.UNAVAILABLE
+        # In JSON, the same errors have their HTTP status.
+        answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")
+        assert (answer.status, answer.headers["grpc-message"]) == (503, "no replica is ready: it starts")
+        assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
 
 
 def test_a_watch_of_the_health_sends_later_statuses_and_ends_with_its_worker(home: Home) -> None:
@@ -108,25 +105,22 @@ def test_a_watch_of_the_health_sends_later_statuses_and_ends_with_its_worker(hom
     run(scenario())
 
 
-def test_the_metadata_of_a_call_selects_one_of_the_apis_of_a_service(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            one, two = (service(name, unavailable=f"{name} starts") for name in ("one", "two"))
-            split = Split("both", "/iris.Handler", (Share("two", 100),))
-            await w.gateway.startup(RoutingTable((one, two), (split,)))
-            assert "two starts" in (await status_of(w.port, "/iris.Handler/Predict"))[1]
-            metadata = [("x-cortex-api", "one")]
-            assert "one starts" in (await status_of(w.port, "/iris.Handler/Predict", metadata=metadata))[1]
-            # A key for the splitter does not open an API of which it is not told.
-            digest = hashlib.sha256(b"key").hexdigest()
-            keys = (ApiKey("k", digest, ("both",)),)
-            closed = replace(one, needs_key=True)
-            await w.gateway.apply(RoutingTable((closed, two), (split,), keys))
-            both = [*metadata, ("x-api-key", "key")]
-            code, _ = await status_of(w.port, "/iris.Handler/Predict", metadata=both)
-            assert code is Code.PERMISSION_DENIED
-
-    run(scenario())
+async def test_the_metadata_of_a_call_selects_one_of_the_apis_of_a_service(home: Home) -> None:
+    async with world(home) as w:
+        one, two = (service(name, unavailable=f"{name} starts") for name in ("one", "two"))
+        split = Split("both", "/iris.Handler", (Share("two", 100),))
+        await w.gateway.startup(RoutingTable((one, two), (split,)))
+        assert "two starts" in (await status_of(w.port, "/iris.Handler/Predict"))[1]
+        metadata = [("x-cortex-api", "one")]
+        assert "one starts" in (await status_of(w.port, "/iris.Handler/Predict", metadata=metadata))[1]
+        # A key for the splitter does not open an API of which it is not told.
+        digest = hashlib.sha256(b"key").hexdigest()
+        keys = (ApiKey("k", digest, ("both",)),)
+        closed = replace(one, needs_key=True)
+        await w.gateway.apply(RoutingTable((closed, two), (split,), keys))
+        both = [*metadata, ("x-api-key", "key")]
+        code, _ = await status_of(w.port, "/iris.Handler/Predict", metadata=both)
+        assert code is Code.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize(("certificate", "bind"), [("", "8888\n"), ("PEM", " alpn h2,http/1.1\n")])

@@ -17,7 +17,7 @@ from cortex.gateway.maps import KEYS_MAP
 from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
+from harness.servers.upstream import Client, World, ask, backend, eventually, world
 
 ONE, EVERY, OTHER = "ck_one_" + "a" * 43, "ck_every_" + "b-_" * 14, "ck_other_" + "c" * 43
 
@@ -52,16 +52,13 @@ async def requests_4xx(w: World, api: str) -> int:
     ],
     ids=["bearer", "lower case", "header", "for all APIs", "header first"],
 )  # fmt: skip
-def test_a_valid_key_is_accepted_and_not_forwarded(home: Home, headers: dict[str, str]) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await started(w)
-            for path in ("/iris", "/iris/", "/iris/info", "/iris?key=x"):
-                answer = await ask(w.port, path, "POST", b"{}", **headers)
-                assert answer.status == 200
-                assert not {"authorization", "x-api-key"} & answer.json()["headers"].keys()
-
-    run(scenario())
+async def test_a_valid_key_is_accepted_and_not_forwarded(home: Home, headers: dict[str, str]) -> None:
+    async with world(home) as w:
+        await started(w)
+        for path in ("/iris", "/iris/", "/iris/info", "/iris?key=x"):
+            answer = await ask(w.port, path, "POST", b"{}", **headers)
+            assert answer.status == 200
+            assert not {"authorization", "x-api-key"} & answer.json()["headers"].keys()
 
 
 @pytest.mark.parametrize(
@@ -78,174 +75,151 @@ def test_a_valid_key_is_accepted_and_not_forwarded(home: Home, headers: dict[str
     ],
     ids=["none", "basic", "longer", "empty", "hash", "two", "header first", "other API"],
 )
-def test_callers_without_a_valid_key_are_refused_before_their_body_is_received(
+async def test_callers_without_a_valid_key_are_refused_before_their_body_is_received(
     home: Home, headers: dict[str, str], expected: int, said: str
 ) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await started(w)
-            client = Client(w.port)
-            writer = await client.connect()
-            lines = [
-                "POST /iris HTTP/1.1",
-                "host: x",
-                "content-length: 1000000",
-                *(f"{k}: {v}" for k, v in headers.items()),
-            ]
-            writer.write("\r\n".join([*lines, "", "{"]).encode())
-            answer = await client.answer()
-            client.close()
-            assert (answer.status, answer.headers.get("www-authenticate")) == (
-                expected,
-                "Bearer" if expected == 401 else None,
-            )
-            assert said in answer.json()["error"]
-            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
-            assert w.upstreams["a"].served == 0
-            assert await requests_4xx(w, "iris") == 1
-
-    run(scenario())
+    async with world(home) as w:
+        await started(w)
+        client = Client(w.port)
+        writer = await client.connect()
+        lines = [
+            "POST /iris HTTP/1.1",
+            "host: x",
+            "content-length: 1000000",
+            *(f"{k}: {v}" for k, v in headers.items()),
+        ]
+        writer.write("\r\n".join([*lines, "", "{"]).encode())
+        answer = await client.answer()
+        client.close()
+        assert (answer.status, answer.headers.get("www-authenticate")) == (
+            expected,
+            "Bearer" if expected == 401 else None,
+        )
+        assert said in answer.json()["error"]
+        assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+        assert w.upstreams["a"].served == 0
+        assert await requests_4xx(w, "iris") == 1
 
 
-def test_keys_are_added_and_revoked_in_every_worker_without_a_reload(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            made = await started(w)
-            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
-            workers = await runtime.workers()
-            new = "ck_new_" + "d" * 43
-            assert await status(w, new) == 401
-            await w.gateway.apply(replace(made, keys=(*KEYS[1:], key(new, "iris", "more"))))
-            assert [await status(w, text) for text in (new, ONE, EVERY)] == [200, 401, 200]
-            await w.gateway.apply(replace(made, keys=()))
-            assert [await status(w, text) for text in (new, ONE, EVERY)] == [401, 401, 401]
-            await w.gateway.apply(made)
-            assert await runtime.workers() == workers
-            idle = Client(w.port)  # keeps the old worker alive
-            assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 200
-            await w.gateway.apply(replace(made, backends=(*made.backends, backend("new", await w.server("b")))))
-            after = await runtime.workers()
-            assert after.old == (workers.current,)
-            await w.gateway.apply(replace(made, keys=KEYS[1:]))
-            for pid in after.all:
-                assert hashlib.sha256(ONE.encode()).hexdigest().upper() not in await runtime.map(pid, KEYS_MAP)
-            assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 401
-            idle.close()
-
-    run(scenario())
+async def test_keys_are_added_and_revoked_in_every_worker_without_a_reload(home: Home) -> None:
+    async with world(home) as w:
+        made = await started(w)
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        workers = await runtime.workers()
+        new = "ck_new_" + "d" * 43
+        assert await status(w, new) == 401
+        await w.gateway.apply(replace(made, keys=(*KEYS[1:], key(new, "iris", "more"))))
+        assert [await status(w, text) for text in (new, ONE, EVERY)] == [200, 401, 200]
+        await w.gateway.apply(replace(made, keys=()))
+        assert [await status(w, text) for text in (new, ONE, EVERY)] == [401, 401, 401]
+        await w.gateway.apply(made)
+        assert await runtime.workers() == workers
+        idle = Client(w.port)  # keeps the old worker alive
+        assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 200
+        await w.gateway.apply(replace(made, backends=(*made.backends, backend("new", await w.server("b")))))
+        after = await runtime.workers()
+        assert after.old == (workers.current,)
+        await w.gateway.apply(replace(made, keys=KEYS[1:]))
+        for pid in after.all:
+            assert hashlib.sha256(ONE.encode()).hexdigest().upper() not in await runtime.map(pid, KEYS_MAP)
+        assert (await idle.get("/iris", **{"x-api-key": ONE})).status == 401
+        idle.close()
 
 
-def test_keys_are_valid_after_restarts_of_gateway_and_operator(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            made = await started(w)
-            revoked = replace(made, keys=KEYS[1:])
-            await w.gateway.apply(revoked)
-            master = w.gateway.pid
-            assert master is not None
-            os.kill(master, signal.SIGKILL)
+async def test_keys_are_valid_after_restarts_of_gateway_and_operator(home: Home) -> None:
+    async with world(home) as w:
+        made = await started(w)
+        revoked = replace(made, keys=KEYS[1:])
+        await w.gateway.apply(revoked)
+        master = w.gateway.pid
+        assert master is not None
+        os.kill(master, signal.SIGKILL)
 
-            async def is_back() -> bool:
-                return w.gateway.pid not in (None, master)
+        async def is_back() -> bool:
+            return w.gateway.pid not in (None, master)
 
-            await eventually(is_back)
-            await w.gateway.ensure_running()
-            assert [await status(w, text) for text in (ONE, EVERY)] == [401, 200]
-            await w.gateway.shutdown()
-            w.gateway = w.another_gateway()
-            await w.gateway.startup(made)
-            assert [await status(w, text) for text in (ONE, EVERY)] == [200, 200]
-
-    run(scenario())
+        await eventually(is_back)
+        await w.gateway.ensure_running()
+        assert [await status(w, text) for text in (ONE, EVERY)] == [401, 200]
+        await w.gateway.shutdown()
+        w.gateway = w.another_gateway()
+        await w.gateway.startup(made)
+        assert [await status(w, text) for text in (ONE, EVERY)] == [200, 200]
 
 
-def test_only_requests_with_a_key_are_held(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            held = backend("iris", needs_key=True, holds=True)
-            made = RoutingTable((held,), (), KEYS)
-            await w.gateway.startup(made)
-            assert await status(w, OTHER) == 403
-            waiting = asyncio.create_task(ask(w.port, "/iris", "POST", b"{}", authorization=f"Bearer {ONE}"))
+async def test_only_requests_with_a_key_are_held(home: Home) -> None:
+    async with world(home) as w:
+        held = backend("iris", needs_key=True, holds=True)
+        made = RoutingTable((held,), (), KEYS)
+        await w.gateway.startup(made)
+        assert await status(w, OTHER) == 403
+        waiting = asyncio.create_task(ask(w.port, "/iris", "POST", b"{}", authorization=f"Bearer {ONE}"))
 
-            async def is_held() -> bool:
-                return (await w.gateway.stats())["iris"].requests == 1
+        async def is_held() -> bool:
+            return (await w.gateway.stats())["iris"].requests == 1
 
-            await eventually(is_held)
-            await w.gateway.apply(replace(made, backends=(replace(held, servers=(await w.server("a"),)),), keys=()))
-            answer = await waiting  # a held request is not checked again
-            assert (answer.status, "authorization" in answer.json()["headers"]) == (200, False)
-            assert (await w.gateway.stats())["iris"].responses[4] == 1
-
-    run(scenario())
+        await eventually(is_held)
+        await w.gateway.apply(replace(made, backends=(replace(held, servers=(await w.server("a"),)),), keys=()))
+        answer = await waiting  # a held request is not checked again
+        assert (answer.status, "authorization" in answer.json()["headers"]) == (200, False)
+        assert (await w.gateway.stats())["iris"].responses[4] == 1
 
 
 @pytest.mark.parametrize(("own", "behind"), [(True, False), (False, True), (True, True)])
-def test_a_splitter_checks_the_key_once_for_itself_and_its_apis(home: Home, own: bool, behind: bool) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            apis = (backend("a", await w.server("a"), needs_key=behind), backend("s", await w.server("s")))
-            split = Split("ab", "/ab", (Share("a", 100),), Share("s", 100), needs_key=own)
-            await w.gateway.startup(RoutingTable(apis, (split,), KEYS))
-            for headers, expected in (
-                ({}, 401),
-                ({"x-api-key": ONE}, 403),
-                ({"authorization": f"Bearer {OTHER}"}, 200),
-            ):
-                answer = await ask(w.port, "/ab", "POST", b"{}", **headers)
-                assert answer.status == expected
-            assert "authorization" not in answer.json()["headers"]
+async def test_a_splitter_checks_the_key_once_for_itself_and_its_apis(home: Home, own: bool, behind: bool) -> None:
+    async with world(home) as w:
+        apis = (backend("a", await w.server("a"), needs_key=behind), backend("s", await w.server("s")))
+        split = Split("ab", "/ab", (Share("a", 100),), Share("s", 100), needs_key=own)
+        await w.gateway.startup(RoutingTable(apis, (split,), KEYS))
+        for headers, expected in (
+            ({}, 401),
+            ({"x-api-key": ONE}, 403),
+            ({"authorization": f"Bearer {OTHER}"}, 200),
+        ):
+            answer = await ask(w.port, "/ab", "POST", b"{}", **headers)
+            assert answer.status == expected
+        assert "authorization" not in answer.json()["headers"]
 
-            async def is_copied() -> bool:
-                return w.upstreams["s"].served == 1
+        async def is_copied() -> bool:
+            return w.upstreams["s"].served == 1
 
-            await eventually(is_copied)
-            assert not {"authorization", "x-api-key"} & w.upstreams["s"].seen[-1]["headers"].keys()
-            assert (w.upstreams["a"].served, await requests_4xx(w, "a")) == (1, 2)
-            assert await status(w, OTHER, "/a") == (403 if behind else 200)
-            assert await status(w, EVERY, "/a") == 200
-
-    run(scenario())
+        await eventually(is_copied)
+        assert not {"authorization", "x-api-key"} & w.upstreams["s"].seen[-1]["headers"].keys()
+        assert (w.upstreams["a"].served, await requests_4xx(w, "a")) == (1, 2)
+        assert await status(w, OTHER, "/a") == (403 if behind else 200)
+        assert await status(w, EVERY, "/a") == 200
 
 
-def test_batch_apis_refuse_keys_in_their_own_error_format(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            server = await w.server("operator")
-            await w.gateway.startup(
-                RoutingTable((backend("sum", jobs_socket=server.socket, needs_key=True),), (), KEYS)
-            )
-            for path in ("/sum", "/sum/69b183ed6bdf3e9b"):
-                answer = await ask(w.port, path, "POST", b"{}")
-                assert (answer.status, answer.json()["kind"]) == (401, "unauthorized")
-                assert answer.json()["message"] == answer.json()["error"]
-                assert await status(w, OTHER, path) == 200
-                assert await status(w, ONE, path) == 403
-            assert "x-api-key" not in w.upstreams["operator"].seen[-1]["headers"]
-
-    run(scenario())
+async def test_batch_apis_refuse_keys_in_their_own_error_format(home: Home) -> None:
+    async with world(home) as w:
+        server = await w.server("operator")
+        await w.gateway.startup(RoutingTable((backend("sum", jobs_socket=server.socket, needs_key=True),), (), KEYS))
+        for path in ("/sum", "/sum/69b183ed6bdf3e9b"):
+            answer = await ask(w.port, path, "POST", b"{}")
+            assert (answer.status, answer.json()["kind"]) == (401, "unauthorized")
+            assert answer.json()["message"] == answer.json()["error"]
+            assert await status(w, OTHER, path) == 200
+            assert await status(w, ONE, path) == 403
+        assert "x-api-key" not in w.upstreams["operator"].seen[-1]["headers"]
 
 
-def test_the_access_log_contains_the_id_of_the_key_and_not_the_key(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await started(w, backend("open", await w.server("b"), access_log=True), access_log=True)
-            await status(w, ONE)
-            await status(w, OTHER)
-            await status(w, "unknown")
-            await status(w, ONE, "/open")
+async def test_the_access_log_contains_the_id_of_the_key_and_not_the_key(home: Home) -> None:
+    async with world(home) as w:
+        await started(w, backend("open", await w.server("b"), access_log=True), access_log=True)
+        await status(w, ONE)
+        await status(w, OTHER)
+        await status(w, "unknown")
+        await status(w, ONE, "/open")
 
-            async def lines() -> list[str]:
-                found = (home.logs_dir / "access.log").read_text().splitlines()
-                return found if len(found) >= 4 else []
+        async def lines() -> list[str]:
+            found = (home.logs_dir / "access.log").read_text().splitlines()
+            return found if len(found) >= 4 else []
 
-            found = await eventually(lines)
-            told = [(each["status"], each["key"]) for each in map(json.loads, found)]
-            assert told == [(200, "one"), (403, "other"), (401, "-"), (200, "-")]
-            assert not any(ONE in line for line in found)
-            assert (await ask(w.port, "/open", **{"x-api-key": "own"})).json()["headers"]["x-api-key"] == "own"
-
-    run(scenario())
+        found = await eventually(lines)
+        told = [(each["status"], each["key"]) for each in map(json.loads, found)]
+        assert told == [(200, "one"), (403, "other"), (401, "-"), (200, "-")]
+        assert not any(ONE in line for line in found)
+        assert (await ask(w.port, "/open", **{"x-api-key": "own"})).json()["headers"]["x-api-key"] == "own"
 
 
 def test_only_hashes_are_looked_up_and_open_apis_have_no_rules() -> None:

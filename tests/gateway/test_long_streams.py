@@ -11,7 +11,7 @@ from cortex.gateway import haproxy
 from cortex.gateway.haproxy import OldWorker, excess_workers
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
 
 MIB = 1024 * 1024
 
@@ -54,47 +54,41 @@ class Stream:
         return b"" if received.endswith(b"0\r\n\r\n") else received
 
 
-def test_a_stream_outlives_a_reload_for_longer_than_all_timeouts(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home, keep_alive_s=0.1) as w:
-            iris = backend("iris", await w.server("a"), timeout_s=0.1)
-            await w.gateway.startup(table(iris))
-            stream = await Stream(w).begin()
-            await w.gateway.apply(table(iris, backend("other", timeout_s=0.1)))
-            reloaded_at = time.monotonic()
-            while time.monotonic() < reloaded_at + 3:
-                assert await stream.passes(), f"cut {time.monotonic() - reloaded_at:.1f} s after the reload"
-                await w.gateway.ensure_running()
-            await stream.end()
-            await eventually(lambda: has_old_workers(w, 0))
-            assert (await w.gateway.stats())["iris"].responses[2] == 1
-
-    run(scenario())
-
-
-def test_the_oldest_workers_are_ended_beyond_the_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(table(iris))
-            streams = []
-            for number in range(4):
-                streams.append(await Stream(w).begin())
-                await w.gateway.apply(table(iris, backend(f"other{number}")))
-            idle = Client(w.port)
-            assert (await idle.get("/iris")).status == 200
-            await w.gateway.apply(table(iris))
-            assert await has_old_workers(w, 5)
-
-            monkeypatch.setattr(haproxy, "OLD_WORKERS_MAX", 3)
+async def test_a_stream_outlives_a_reload_for_longer_than_all_timeouts(home: Home) -> None:
+    async with world(home, keep_alive_s=0.1) as w:
+        iris = backend("iris", await w.server("a"), timeout_s=0.1)
+        await w.gateway.startup(table(iris))
+        stream = await Stream(w).begin()
+        await w.gateway.apply(table(iris, backend("other", timeout_s=0.1)))
+        reloaded_at = time.monotonic()
+        while time.monotonic() < reloaded_at + 3:
+            assert await stream.passes(), f"cut {time.monotonic() - reloaded_at:.1f} s after the reload"
             await w.gateway.ensure_running()
+        await stream.end()
+        await eventually(lambda: has_old_workers(w, 0))
+        assert (await w.gateway.stats())["iris"].responses[2] == 1
 
-            await eventually(lambda: has_old_workers(w, 3))
-            assert [await stream.passes() for stream in streams] == [False, True, True, True]
-            assert idle.reader and await idle.reader.read() == b""
-            assert (await ask(w.port, "/iris")).status == 200
 
-    run(scenario())
+async def test_the_oldest_workers_are_ended_beyond_the_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+        streams = []
+        for number in range(4):
+            streams.append(await Stream(w).begin())
+            await w.gateway.apply(table(iris, backend(f"other{number}")))
+        idle = Client(w.port)
+        assert (await idle.get("/iris")).status == 200
+        await w.gateway.apply(table(iris))
+        assert await has_old_workers(w, 5)
+
+        monkeypatch.setattr(haproxy, "OLD_WORKERS_MAX", 3)
+        await w.gateway.ensure_running()
+
+        await eventually(lambda: has_old_workers(w, 3))
+        assert [await stream.passes() for stream in streams] == [False, True, True, True]
+        assert idle.reader and await idle.reader.read() == b""
+        assert (await ask(w.port, "/iris")).status == 200
 
 
 async def has_old_workers(w: World, count: int) -> bool:

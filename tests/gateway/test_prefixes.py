@@ -10,7 +10,7 @@ from typing import Any
 from cortex.gateway.maps import PREFIXES_MAP, fixed_maps
 from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
-from harness.servers.upstream import Answer, ask, backend, eventually, run, world
+from harness.servers.upstream import Answer, ask, backend, eventually, world
 
 OURS = ("x-cortex-endpoint", "x-cortex-splitter")
 
@@ -22,134 +22,116 @@ def seen(answer: Answer) -> tuple[Any, ...]:
     return (answer.json()["server"], *(headers.get(name) for name in OURS))
 
 
-def test_paths_below_v2_lead_to_the_api_with_its_endpoint(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            root = backend("root", await w.server("r"), endpoint="/")
-            deep = backend("deep", await w.server("d"), endpoint="/iris/v2/models/own")
-            iris = backend("iris", await w.server("a"))
-            odd = backend("odd", await w.server("o"), endpoint="/a|b")
-            jobs = backend("jobs", jobs_socket=str(home.sockets_dir / "none"), endpoint="/iris/v2/jobs")
-            await w.gateway.startup(RoutingTable((deep, iris, jobs, odd, root)))
-            for path in (
-                "/iris/v2",
-                "/iris/v2/",
-                "/iris/v2/models/m/infer",
-                "/iris/v2/x/?a=1",
-                "/iris/v2/models/own/x",
-            ):
-                answer = await ask(w.port, path, "POST", b"{}", **{"x-cortex-endpoint": "/forged"})
-                assert seen(answer) == ("a", "/iris", None)
-                assert answer.json()["url"] == path
-            for path in ("/iris", "/iris/", "/iris/info"):
-                assert seen(await ask(w.port, path, **{"x-cortex-endpoint": "/forged"})) == ("a", None, None)
-            assert seen(await ask(w.port, "/iris/v2/models/own")) == ("d", None, None)
-            assert seen(await ask(w.port, "/iris/v2/models/own/v2/models")) == ("d", "/iris/v2/models/own", None)
-            assert seen(await ask(w.port, "/a|b/v2/models")) == ("o", "/a|b", None)
-            assert seen(await ask(w.port, "/v2/models/m")) == ("r", "/", None)
-            for unknown in ("/iris/v2x", "/iris/v3/models", "/iris/x", "/nowhere/v2"):
-                assert (await ask(w.port, unknown)).status == 404
-            assert (await ask(w.port, "/iris/v2/jobs/7")).status == 503  # a job: its operator is not running
-
-    run(scenario())
-
-
-def test_keys_and_origins_of_an_api_hold_below_its_endpoint(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            page, key = "https://page.example", ApiKey("k", hashlib.sha256(b"secret").hexdigest(), ("iris",))
-            iris = backend("iris", await w.server("a"), needs_key=True, cors=Cors((page,)))
-            await w.gateway.startup(RoutingTable((iris,), keys=(key,)))
-            path = "/iris/v2/models/iris"
-            assert (await ask(w.port, path)).status == 401
-            answer = await ask(w.port, path, **{"x-api-key": "secret", "origin": page})
+async def test_paths_below_v2_lead_to_the_api_with_its_endpoint(home: Home) -> None:
+    async with world(home) as w:
+        root = backend("root", await w.server("r"), endpoint="/")
+        deep = backend("deep", await w.server("d"), endpoint="/iris/v2/models/own")
+        iris = backend("iris", await w.server("a"))
+        odd = backend("odd", await w.server("o"), endpoint="/a|b")
+        jobs = backend("jobs", jobs_socket=str(home.sockets_dir / "none"), endpoint="/iris/v2/jobs")
+        await w.gateway.startup(RoutingTable((deep, iris, jobs, odd, root)))
+        for path in (
+            "/iris/v2",
+            "/iris/v2/",
+            "/iris/v2/models/m/infer",
+            "/iris/v2/x/?a=1",
+            "/iris/v2/models/own/x",
+        ):
+            answer = await ask(w.port, path, "POST", b"{}", **{"x-cortex-endpoint": "/forged"})
             assert seen(answer) == ("a", "/iris", None)
-            assert answer.headers["access-control-allow-origin"] == page
-            refused = await ask(w.port, path, **{"x-api-key": "secret", "origin": "https://other.example"})
-            assert "access-control-allow-origin" not in refused.headers
-
-    run(scenario())
-
-
-def test_a_splitter_draws_and_copies_requests_below_its_endpoint(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            backends = tuple([backend(name, await w.server(name)) for name in ("a", "b", "s")])
-            split = Split("ab", "/ab", (Share("a", 50), Share("b", 50)), Share("s", 100))
-            await w.gateway.startup(RoutingTable(backends, (split,)))
-            answers = [seen(await ask(w.port, "/ab/v2/models/ab/infer", "POST", b"{}")) for _ in range(40)]
-            assert set(answers) == {("a", "/ab", "ab"), ("b", "/ab", "ab")}
-
-            async def copied() -> bool:
-                return w.upstreams["s"].served == 40
-
-            await eventually(copied)
-            headers = w.upstreams["s"].seen[-1]["headers"]
-            assert (headers["x-cortex-endpoint"], headers["x-cortex-splitter"]) == ("/ab", "ab")
-            assert seen(await ask(w.port, "/ab", "POST", b"{}"))[1:] == (None, None)
-
-    run(scenario())
+            assert answer.json()["url"] == path
+        for path in ("/iris", "/iris/", "/iris/info"):
+            assert seen(await ask(w.port, path, **{"x-cortex-endpoint": "/forged"})) == ("a", None, None)
+        assert seen(await ask(w.port, "/iris/v2/models/own")) == ("d", None, None)
+        assert seen(await ask(w.port, "/iris/v2/models/own/v2/models")) == ("d", "/iris/v2/models/own", None)
+        assert seen(await ask(w.port, "/a|b/v2/models")) == ("o", "/a|b", None)
+        assert seen(await ask(w.port, "/v2/models/m")) == ("r", "/", None)
+        for unknown in ("/iris/v2x", "/iris/v3/models", "/iris/x", "/nowhere/v2"):
+            assert (await ask(w.port, unknown)).status == 404
+        assert (await ask(w.port, "/iris/v2/jobs/7")).status == 503  # a job: its operator is not running
 
 
-def test_a_splitter_checks_keys_below_its_endpoint_and_at_the_root(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            key = ApiKey("k", hashlib.sha256(b"secret").hexdigest(), ("ab",))
-            iris = backend("iris", await w.server("a"), needs_key=True)
-            split = Split("ab", "/ab", (Share("iris", 100),))
-            await w.gateway.startup(RoutingTable((iris,), (split,), (key,), v2_at_root=True))
-            for path in ("/ab/v2/models/ab", "/v2/models/ab"):
-                assert (await ask(w.port, path)).status == 401
-                assert seen(await ask(w.port, path, **{"x-api-key": "secret"}))[0] == "a"
-            assert (await ask(w.port, "/v2/models/iris", **{"x-api-key": "secret"})).status == 403
-
-    run(scenario())
-
-
-def test_requests_below_an_endpoint_are_held_but_probes_are_answered(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            cold = backend("iris", holds=True)
-            await w.gateway.startup(RoutingTable((cold,)))
-            sent = asyncio.create_task(ask(w.port, "/iris/v2/models/iris/infer", "POST", b"{}"))
-
-            async def held() -> bool:
-                return (await w.gateway.stats())["iris"].requests == 1
-
-            await eventually(held)
-            for path in ("/iris/v2/health/ready", "/iris/v2/models/iris/ready"):
-                answer = await ask(w.port, path)
-                assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-                assert answer.json() == {"ready": False, "error": "no replica is ready: starting"}
-            await w.gateway.apply(RoutingTable((replace(cold, servers=(await w.server("a"),)),)))
-            assert seen(await sent) == ("a", "/iris", None)
-
-    run(scenario())
+async def test_keys_and_origins_of_an_api_hold_below_its_endpoint(home: Home) -> None:
+    async with world(home) as w:
+        page, key = "https://page.example", ApiKey("k", hashlib.sha256(b"secret").hexdigest(), ("iris",))
+        iris = backend("iris", await w.server("a"), needs_key=True, cors=Cors((page,)))
+        await w.gateway.startup(RoutingTable((iris,), keys=(key,)))
+        path = "/iris/v2/models/iris"
+        assert (await ask(w.port, path)).status == 401
+        answer = await ask(w.port, path, **{"x-api-key": "secret", "origin": page})
+        assert seen(answer) == ("a", "/iris", None)
+        assert answer.headers["access-control-allow-origin"] == page
+        refused = await ask(w.port, path, **{"x-api-key": "secret", "origin": "https://other.example"})
+        assert "access-control-allow-origin" not in refused.headers
 
 
-def test_v2_at_the_root_serves_apis_by_name(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"), endpoint="/some/where")
-            split = Split("both", "/both", (Share("iris", 100),))
-            made = RoutingTable((iris,), (split,), v2_at_root=True)
-            await w.gateway.startup(made)
-            for path in ("/v2/models/iris", "/v2/models/iris/infer", "/v2/models/iris/versions/1/ready"):
-                answer = await ask(w.port, path)
-                assert (seen(answer), answer.json()["url"]) == (("a", "/", None), path)
-            assert seen(await ask(w.port, "/v2/models/both/infer")) == ("a", "/", "both")
-            assert seen(await ask(w.port, "/some/where/v2/models/iris")) == ("a", "/some/where", None)
-            assert (await ask(w.port, "/v2/health/live")).json() == {"live": True}
-            assert (await ask(w.port, "/v2/health/ready")).json() == {"ready": True}
-            assert (await ask(w.port, "/v2/models")).json() == {"models": ["both", "iris"]}
-            assert (await ask(w.port, "/v2")).json()["extensions"] == ["binary_tensor_data"]
-            assert (await ask(w.port, "/v2", "POST")).status == 405
-            assert (await ask(w.port, "/v2/models/nothing/infer")).status == 404
-            await w.gateway.apply(replace(made, v2_at_root=False))
-            for path in ("/v2", "/v2/models", "/v2/models/iris"):
-                assert (await ask(w.port, path)).status == 404
+async def test_a_splitter_draws_and_copies_requests_below_its_endpoint(home: Home) -> None:
+    async with world(home) as w:
+        backends = tuple([backend(name, await w.server(name)) for name in ("a", "b", "s")])
+        split = Split("ab", "/ab", (Share("a", 50), Share("b", 50)), Share("s", 100))
+        await w.gateway.startup(RoutingTable(backends, (split,)))
+        answers = [seen(await ask(w.port, "/ab/v2/models/ab/infer", "POST", b"{}")) for _ in range(40)]
+        assert set(answers) == {("a", "/ab", "ab"), ("b", "/ab", "ab")}
 
-    run(scenario())
+        async def copied() -> bool:
+            return w.upstreams["s"].served == 40
+
+        await eventually(copied)
+        headers = w.upstreams["s"].seen[-1]["headers"]
+        assert (headers["x-cortex-endpoint"], headers["x-cortex-splitter"]) == ("/ab", "ab")
+        assert seen(await ask(w.port, "/ab", "POST", b"{}"))[1:] == (None, None)
+
+
+async def test_a_splitter_checks_keys_below_its_endpoint_and_at_the_root(home: Home) -> None:
+    async with world(home) as w:
+        key = ApiKey("k", hashlib.sha256(b"secret").hexdigest(), ("ab",))
+        iris = backend("iris", await w.server("a"), needs_key=True)
+        split = Split("ab", "/ab", (Share("iris", 100),))
+        await w.gateway.startup(RoutingTable((iris,), (split,), (key,), v2_at_root=True))
+        for path in ("/ab/v2/models/ab", "/v2/models/ab"):
+            assert (await ask(w.port, path)).status == 401
+            assert seen(await ask(w.port, path, **{"x-api-key": "secret"}))[0] == "a"
+        assert (await ask(w.port, "/v2/models/iris", **{"x-api-key": "secret"})).status == 403
+
+
+async def test_requests_below_an_endpoint_are_held_but_probes_are_answered(home: Home) -> None:
+    async with world(home) as w:
+        cold = backend("iris", holds=True)
+        await w.gateway.startup(RoutingTable((cold,)))
+        sent = asyncio.create_task(ask(w.port, "/iris/v2/models/iris/infer", "POST", b"{}"))
+
+        async def held() -> bool:
+            return (await w.gateway.stats())["iris"].requests == 1
+
+        await eventually(held)
+        for path in ("/iris/v2/health/ready", "/iris/v2/models/iris/ready"):
+            answer = await ask(w.port, path)
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"ready": False, "error": "no replica is ready: starting"}
+        await w.gateway.apply(RoutingTable((replace(cold, servers=(await w.server("a"),)),)))
+        assert seen(await sent) == ("a", "/iris", None)
+
+
+async def test_v2_at_the_root_serves_apis_by_name(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"), endpoint="/some/where")
+        split = Split("both", "/both", (Share("iris", 100),))
+        made = RoutingTable((iris,), (split,), v2_at_root=True)
+        await w.gateway.startup(made)
+        for path in ("/v2/models/iris", "/v2/models/iris/infer", "/v2/models/iris/versions/1/ready"):
+            answer = await ask(w.port, path)
+            assert (seen(answer), answer.json()["url"]) == (("a", "/", None), path)
+        assert seen(await ask(w.port, "/v2/models/both/infer")) == ("a", "/", "both")
+        assert seen(await ask(w.port, "/some/where/v2/models/iris")) == ("a", "/some/where", None)
+        assert (await ask(w.port, "/v2/health/live")).json() == {"live": True}
+        assert (await ask(w.port, "/v2/health/ready")).json() == {"ready": True}
+        assert (await ask(w.port, "/v2/models")).json() == {"models": ["both", "iris"]}
+        assert (await ask(w.port, "/v2")).json()["extensions"] == ["binary_tensor_data"]
+        assert (await ask(w.port, "/v2", "POST")).status == 405
+        assert (await ask(w.port, "/v2/models/nothing/infer")).status == 404
+        await w.gateway.apply(replace(made, v2_at_root=False))
+        for path in ("/v2", "/v2/models", "/v2/models/iris"):
+            assert (await ask(w.port, path)).status == 404
 
 
 def test_only_realtime_apis_have_prefixes_and_older_nodes_accept_the_table() -> None:

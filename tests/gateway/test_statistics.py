@@ -16,7 +16,7 @@ from cortex.gateway.runtime_api import BackendState, RuntimeApi, Unresponsive
 from cortex.gateway.statistics import BackendStats, ResponseCounters, average_ms, sum_stats
 from cortex.home import Home
 from cortex.processes.identity import Identity
-from harness.servers.upstream import Answer, Client, Load, World, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Answer, Client, Load, World, ask, backend, eventually, table, world
 
 
 def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:
@@ -132,168 +132,150 @@ async def counted(w: World, api: str = "iris") -> dict[int, int]:
     return {kind: count for kind, count in (await w.gateway.stats())[api].responses.items() if count}
 
 
-def test_the_last_responses_of_old_workers_are_counted(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(table(iris))
-            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
-            upstream = w.upstreams["a"]
-            inside: list[asyncio.Task[Answer]] = []
-            for number in range(4):
-                inside += [asyncio.create_task(ask(w.port, "/iris?wait=1")) for _ in range(2)]
+async def test_the_last_responses_of_old_workers_are_counted(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        upstream = w.upstreams["a"]
+        inside: list[asyncio.Task[Answer]] = []
+        for number in range(4):
+            inside += [asyncio.create_task(ask(w.port, "/iris?wait=1")) for _ in range(2)]
 
-                async def all_inside(count: int = len(inside)) -> bool:
-                    return len(upstream.waiting) == count
+            async def all_inside(count: int = len(inside)) -> bool:
+                return len(upstream.waiting) == count
 
-                await eventually(all_inside)
+            await eventually(all_inside)
+            await w.gateway.apply(table(iris, backend(f"other{number}")))
+            assert (await ask(w.port, "/iris")).status == 200
+            assert (await ask(w.port, f"/other{number}")).status == 503
+            # The requests of this round stay inside during the next reload.
+            done, inside = inside[:-2], inside[-2:]
+            upstream.release(len(done))
+            await asyncio.gather(*done)
+        upstream.release(len(inside))
+
+        async def only_one_left() -> bool:
+            await w.gateway.ensure_running()
+            return not (await runtime.workers()).old
+
+        await asyncio.gather(*inside)
+        await eventually(only_one_left)
+        assert await counted(w) == {2: 12}
+        assert await counted(w, "other3") == {5: 1}
+
+
+async def test_a_worker_that_has_ended_does_not_answer_with_empty_statistics(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris")))
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        with pytest.raises(Unresponsive):
+            await runtime.backends(PID)
+
+
+async def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+
+        async def read_statistics() -> None:
+            while True:
+                with contextlib.suppress(Unresponsive):  # the master starts anew
+                    await w.gateway.stats()
+                await asyncio.sleep(0.002)
+
+        reading = asyncio.create_task(read_statistics())
+        async with Load(w.port, "/iris?sleep=0.005", pause_s=0) as load:
+            for number in range(6):
                 await w.gateway.apply(table(iris, backend(f"other{number}")))
-                assert (await ask(w.port, "/iris")).status == 200
-                assert (await ask(w.port, f"/other{number}")).status == 503
-                # The requests of this round stay inside during the next reload.
-                done, inside = inside[:-2], inside[-2:]
-                upstream.release(len(done))
-                await asyncio.gather(*done)
-            upstream.release(len(inside))
-
-            async def only_one_left() -> bool:
+                await load.more(200)
                 await w.gateway.ensure_running()
-                return not (await runtime.workers()).old
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert load.failures == []
 
-            await asyncio.gather(*inside)
-            await eventually(only_one_left)
-            assert await counted(w) == {2: 12}
-            assert await counted(w, "other3") == {5: 1}
+        async def exact() -> bool:
+            return await counted(w) == {2: load.answers}
 
-    run(scenario())
-
-
-def test_a_worker_that_has_ended_does_not_answer_with_empty_statistics(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table(backend("iris")))
-            runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
-            with pytest.raises(Unresponsive):
-                await runtime.backends(PID)
-
-    run(scenario())
+        await eventually(exact)
 
 
-def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(table(iris))
+async def test_an_api_that_was_deleted_and_deployed_again_starts_at_zero(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+        idle = Client(w.port)  # its connection keeps the first HAProxy worker alive
+        for _ in range(5):
+            assert (await idle.get("/iris")).status == 200
+        assert await counted(w) == {2: 5}
+        slow = asyncio.create_task(ask(w.port, "/iris?wait=1"))
+        upstream = w.upstreams["a"]
 
-            async def read_statistics() -> None:
-                while True:
-                    with contextlib.suppress(Unresponsive):  # the master starts anew
-                        await w.gateway.stats()
-                    await asyncio.sleep(0.002)
+        async def is_inside() -> bool:
+            return len(upstream.waiting) == 1
 
-            reading = asyncio.create_task(read_statistics())
-            async with Load(w.port, "/iris?sleep=0.005", pause_s=0) as load:
-                for number in range(6):
-                    await w.gateway.apply(table(iris, backend(f"other{number}")))
-                    await load.more(200)
-                    await w.gateway.ensure_running()
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            assert load.failures == []
+        await eventually(is_inside)
 
-            async def exact() -> bool:
-                return await counted(w) == {2: load.answers}
+        await w.gateway.apply(table())
+        await w.gateway.apply(table(iris))
 
-            await eventually(exact)
-
-    run(scenario())
+        upstream.release(1)
+        assert (await slow).status == 200
+        assert await counted(w) == {}
+        assert (await ask(w.port, "/iris")).status == 200
+        assert await counted(w) == {2: 1}
+        idle.close()
 
 
-def test_an_api_that_was_deleted_and_deployed_again_starts_at_zero(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(table(iris))
-            idle = Client(w.port)  # its connection keeps the first HAProxy worker alive
-            for _ in range(5):
-                assert (await idle.get("/iris")).status == 200
-            assert await counted(w) == {2: 5}
-            slow = asyncio.create_task(ask(w.port, "/iris?wait=1"))
-            upstream = w.upstreams["a"]
+async def test_clients_that_disconnect_are_counted(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
+        clients = [Client(w.port) for _ in range(3)]
+        for client in clients:
+            (await client.connect()).write(b"GET /iris?sleep=30 HTTP/1.1\r\nhost: x\r\n\r\n")
 
-            async def is_inside() -> bool:
-                return len(upstream.waiting) == 1
+        async def queued() -> bool:
+            return (await w.gateway.stats())["iris"].queued == 2
 
-            await eventually(is_inside)
+        await eventually(queued)
+        for client in clients:
+            client.close()
 
-            await w.gateway.apply(table())
-            await w.gateway.apply(table(iris))
+        async def all_counted() -> bool:
+            return sum((await counted(w)).values()) == 3
 
-            upstream.release(1)
-            assert (await slow).status == 200
-            assert await counted(w) == {}
-            assert (await ask(w.port, "/iris")).status == 200
-            assert await counted(w) == {2: 1}
-            idle.close()
-
-    run(scenario())
+        await eventually(all_counted)
 
 
-def test_clients_that_disconnect_are_counted(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
-            clients = [Client(w.port) for _ in range(3)]
-            for client in clients:
-                (await client.connect()).write(b"GET /iris?sleep=30 HTTP/1.1\r\nhost: x\r\n\r\n")
+async def test_totals_survive_restarts_of_operator_and_gateway(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+        await w.gateway.apply(table(iris, backend("other")))
+        for _ in range(3):
+            await ask(w.port, "/iris")
+        await w.gateway.ensure_running()
+        await ask(w.port, "/iris")  # after the first operator's last count
+        first, w.gateway = w.gateway, w.another_gateway()
+        first._unwatch()  # as if it were killed
+        first._totals.close()
+        await w.gateway.startup(table(iris, backend("other")))
+        assert await counted(w) == {2: 4}
+        assert w.gateway.pid
+        os.kill(w.gateway.pid, signal.SIGKILL)
 
-            async def queued() -> bool:
-                return (await w.gateway.stats())["iris"].queued == 2
+        async def is_back() -> bool:
+            return w.gateway.pid is not None and psutil.pid_exists(w.gateway.pid) and w.gateway.pid != first.pid
 
-            await eventually(queued)
-            for client in clients:
-                client.close()
-
-            async def all_counted() -> bool:
-                return sum((await counted(w)).values()) == 3
-
-            await eventually(all_counted)
-
-    run(scenario())
-
-
-def test_totals_survive_restarts_of_operator_and_gateway(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            iris = backend("iris", await w.server("a"))
-            await w.gateway.startup(table(iris))
-            await w.gateway.apply(table(iris, backend("other")))
-            for _ in range(3):
-                await ask(w.port, "/iris")
-            await w.gateway.ensure_running()
-            await ask(w.port, "/iris")  # after the first operator's last count
-            first, w.gateway = w.gateway, w.another_gateway()
-            first._unwatch()  # as if it were killed
-            first._totals.close()
-            await w.gateway.startup(table(iris, backend("other")))
-            assert await counted(w) == {2: 4}
-            assert w.gateway.pid
-            os.kill(w.gateway.pid, signal.SIGKILL)
-
-            async def is_back() -> bool:
-                return w.gateway.pid is not None and psutil.pid_exists(w.gateway.pid) and w.gateway.pid != first.pid
-
-            await eventually(is_back)
-            await w.gateway.ensure_running()
-            assert (await ask(w.port, "/iris")).status == 200
-            assert await counted(w) == {2: 5}
-            await w.gateway.stop()
-            await w.gateway.startup(table(iris))
-            assert await counted(w) == {2: 5}
-            (home.run_dir / "gateway" / "counters.json").write_text("{")
-            await w.gateway.shutdown()
-            w.gateway = w.another_gateway()
-            await w.gateway.startup(table(replace(iris, servers=())))
-            assert (await counted(w)).get(2, 0) == 0
-
-    run(scenario())
+        await eventually(is_back)
+        await w.gateway.ensure_running()
+        assert (await ask(w.port, "/iris")).status == 200
+        assert await counted(w) == {2: 5}
+        await w.gateway.stop()
+        await w.gateway.startup(table(iris))
+        assert await counted(w) == {2: 5}
+        (home.run_dir / "gateway" / "counters.json").write_text("{")
+        await w.gateway.shutdown()
+        w.gateway = w.another_gateway()
+        await w.gateway.startup(table(replace(iris, servers=())))
+        assert (await counted(w)).get(2, 0) == 0

@@ -60,17 +60,14 @@ def test_the_first_tcp_server_needs_no_reload() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_servers_receive_the_secret_and_clients_can_not_set_it(home: Home, host: str) -> None:
-    async def scenario() -> None:
-        async with served(home, host) as made:
-            for headers in ({}, {"x-cortex-gateway": "mine"}, {"X-Cortex-Gateway": SECRET}):
-                assert (await ask(made.port, "/all", **headers)).status == 200
-                seen = made.upstreams["s0"].seen[-1]["all_headers"]
-                assert [value for name, value in seen if name == "x-cortex-gateway"] == [SECRET]
-            answer = await ask(made.port, "/all")
-            assert "x-cortex-gateway" not in answer.headers
-
-    run(scenario())
+async def test_servers_receive_the_secret_and_clients_can_not_set_it(home: Home, host: str) -> None:
+    async with served(home, host) as made:
+        for headers in ({}, {"x-cortex-gateway": "mine"}, {"X-Cortex-Gateway": SECRET}):
+            assert (await ask(made.port, "/all", **headers)).status == 200
+            seen = made.upstreams["s0"].seen[-1]["all_headers"]
+            assert [value for name, value in seen if name == "x-cortex-gateway"] == [SECRET]
+        answer = await ask(made.port, "/all")
+        assert "x-cortex-gateway" not in answer.headers
 
 
 def test_files_with_the_secret_are_private(home: Home) -> None:
@@ -89,68 +86,56 @@ def test_files_with_the_secret_are_private(home: Home) -> None:
         os.umask(before)
 
 
-def test_tcp_servers_are_added_and_removed_without_a_reload(home: Home) -> None:
-    async def scenario() -> None:
-        async with served(home, "127.0.0.1", "") as made:
-            worker = (await made.gateway._runtime.workers()).current
-            v6, v4 = await made.server("v6", host="::1"), await made.server("v4", host="127.0.0.1")
-            await made.gateway.apply(table(backend("all", v6, v4), gateway_secret=SECRET))
-            for _ in range(6):
-                assert (await ask(made.port, "/all")).json()["server"] in ("v6", "v4")
-            assert made.upstreams["v6"].served
-            assert made.upstreams["v4"].served
-            await made.gateway.apply(table(backend("all"), gateway_secret=SECRET))
-            assert (await ask(made.port, "/all")).status == 503
-            await eventually(lambda: _drained(made, {"s0", "s1", "v6", "v4"}))
-            assert (await made.gateway._runtime.workers()).current == worker
-
-    run(scenario())
+async def test_tcp_servers_are_added_and_removed_without_a_reload(home: Home) -> None:
+    async with served(home, "127.0.0.1", "") as made:
+        worker = (await made.gateway._runtime.workers()).current
+        v6, v4 = await made.server("v6", host="::1"), await made.server("v4", host="127.0.0.1")
+        await made.gateway.apply(table(backend("all", v6, v4), gateway_secret=SECRET))
+        for _ in range(6):
+            assert (await ask(made.port, "/all")).json()["server"] in ("v6", "v4")
+        assert made.upstreams["v6"].served
+        assert made.upstreams["v4"].served
+        await made.gateway.apply(table(backend("all"), gateway_secret=SECRET))
+        assert (await ask(made.port, "/all")).status == 503
+        await eventually(lambda: _drained(made, {"s0", "s1", "v6", "v4"}))
+        assert (await made.gateway._runtime.workers()).current == worker
 
 
 async def _drained(made: World, names: set[str]) -> bool:
     return await made.gateway.drained(names) == names
 
 
-def test_tcp_connections_are_reused(home: Home) -> None:
-    async def scenario() -> None:
-        async with served(home, "127.0.0.1") as made:
-            seen = set[object]()
-            for _ in range(50):
-                assert (await ask(made.port, "/all")).status == 200
-                seen |= made.upstreams["s0"].connections
-            assert len(seen) <= 3  # one, and those of checks that were open just then
-
-    run(scenario())
+async def test_tcp_connections_are_reused(home: Home) -> None:
+    async with served(home, "127.0.0.1") as made:
+        seen = set[object]()
+        for _ in range(50):
+            assert (await ask(made.port, "/all")).status == 200
+            seen |= made.upstreams["s0"].connections
+        assert len(seen) <= 3  # one, and those of checks that were open just then
 
 
-def test_a_url_longer_than_the_limit_of_replicas_is_refused(home: Home) -> None:
-    async def scenario() -> None:
-        async with served(home, "127.0.0.1") as made:
-            assert (await ask(made.port, f"/all?{'x' * 60_000}")).status == 200
-            answer = await ask(made.port, f"/all?{'x' * 70_000}")
-            assert answer.status == 414
-            assert answer.json()["error"] == "the URL is longer than 65536 bytes"
-
-    run(scenario())
+async def test_a_url_longer_than_the_limit_of_replicas_is_refused(home: Home) -> None:
+    async with served(home, "127.0.0.1") as made:
+        assert (await ask(made.port, f"/all?{'x' * 60_000}")).status == 200
+        answer = await ask(made.port, f"/all?{'x' * 70_000}")
+        assert answer.status == 414
+        assert answer.json()["error"] == "the URL is longer than 65536 bytes"
 
 
-def test_a_server_that_refuses_connections_is_skipped_until_it_recovers(home: Home) -> None:
-    async def scenario() -> None:
-        async with served(home, "127.0.0.1", "127.0.0.1") as made:
-            gone = made.upstreams["s0"]
-            port = int(gone.address.rpartition(":")[2])
-            await gone.stop()
-            for _ in range(20):
-                assert (await ask(made.port, "/all")).json()["server"] == "s1"
-            back = await asyncio.start_server(_answer, "127.0.0.1", port)
+async def test_a_server_that_refuses_connections_is_skipped_until_it_recovers(home: Home) -> None:
+    async with served(home, "127.0.0.1", "127.0.0.1") as made:
+        gone = made.upstreams["s0"]
+        port = int(gone.address.rpartition(":")[2])
+        await gone.stop()
+        for _ in range(20):
+            assert (await ask(made.port, "/all")).json()["server"] == "s1"
+        back = await asyncio.start_server(_answer, "127.0.0.1", port)
 
-            async def is_asked() -> bool:
-                return (await ask(made.port, "/all")).body == b"back"
+        async def is_asked() -> bool:
+            return (await ask(made.port, "/all")).body == b"back"
 
-            await eventually(is_asked)
-            back.close()
-
-    run(scenario())
+        await eventually(is_asked)
+        back.close()
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,29 +146,25 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def test_a_server_that_accepts_no_connection_costs_no_request(home: Home) -> None:
+async def test_a_server_that_accepts_no_connection_costs_no_request(home: Home) -> None:
     """A full backlog drops new connections, like a machine that vanished."""
-
-    async def scenario() -> None:
-        with socket.socket() as silent, contextlib.ExitStack() as waiting:
-            silent.bind(("127.0.0.1", 0))
-            silent.listen(0)
-            for _ in range(4):
-                sock = waiting.enter_context(socket.socket())
-                sock.setblocking(False)
-                sock.connect_ex(silent.getsockname())
-            async with served(home, "127.0.0.1") as made:
-                mute = Server("mute", f"127.0.0.1:{silent.getsockname()[1]}", 10)
-                near = await made.server("s0")
-                await made.gateway.apply(table(backend("all", mute, near), gateway_secret=SECRET))
-                clients = [Client(made.port) for _ in range(8)]
-                answers = await asyncio.gather(*(client.get("/all") for client in clients))
-                assert [answer.status for answer in answers] == [200] * 8
-                await made.gateway.apply(table(backend("all", mute), gateway_secret=SECRET))
-                answer = await ask(made.port, "/all")
-                assert answer.status == 503
-
-    run(scenario())
+    with socket.socket() as silent, contextlib.ExitStack() as waiting:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        for _ in range(4):
+            sock = waiting.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(silent.getsockname())
+        async with served(home, "127.0.0.1") as made:
+            mute = Server("mute", f"127.0.0.1:{silent.getsockname()[1]}", 10)
+            near = await made.server("s0")
+            await made.gateway.apply(table(backend("all", mute, near), gateway_secret=SECRET))
+            clients = [Client(made.port) for _ in range(8)]
+            answers = await asyncio.gather(*(client.get("/all") for client in clients))
+            assert [answer.status for answer in answers] == [200] * 8
+            await made.gateway.apply(table(backend("all", mute), gateway_secret=SECRET))
+            answer = await ask(made.port, "/all")
+            assert answer.status == 503
 
 
 def _can_make_namespaces() -> bool:

@@ -175,62 +175,53 @@ def test_a_scope_ends_when_the_call_raises(pins: Pins) -> None:
     assert current_call() is None
 
 
-def test_a_coroutine_pins_until_it_is_done(pins: Pins) -> None:
-    async def main() -> None:
-        going = asyncio.Event()
+async def test_a_coroutine_pins_until_it_is_done(pins: Pins) -> None:
+    going = asyncio.Event()
 
-        async def predict() -> int:
-            pins.take()
-            await going.wait()
-            assert current_call() is not None
-            return 7
+    async def predict() -> int:
+        pins.take()
+        await going.wait()
+        assert current_call() is not None
+        return 7
 
-        task = asyncio.create_task(with_call_scope(predict)())
-        await asyncio.sleep(0)
-        assert len(pins.held) == 1
-        assert current_call() is None
-        going.set()
-        assert await task == 7
-        assert not pins.held
-
-    asyncio.run(main())
+    task = asyncio.create_task(with_call_scope(predict)())
+    await asyncio.sleep(0)
+    assert len(pins.held) == 1
+    assert current_call() is None
+    going.set()
+    assert await task == 7
+    assert not pins.held
 
 
-def test_two_coroutines_on_one_loop_are_two_calls(pins: Pins) -> None:
-    async def main() -> None:
-        async def predict(going: asyncio.Event) -> None:
-            first = pins.take()
-            await going.wait()
-            assert pins.take() is first
+async def test_two_coroutines_on_one_loop_are_two_calls(pins: Pins) -> None:
+    async def predict(going: asyncio.Event) -> None:
+        first = pins.take()
+        await going.wait()
+        assert pins.take() is first
 
-        events = [asyncio.Event(), asyncio.Event()]
-        tasks = [asyncio.create_task(with_call_scope(predict)(event)) for event in events]
-        await asyncio.sleep(0)
-        assert len(pins.held) == 2
-        events[0].set()
-        await tasks[0]
-        assert len(pins.held) == 1
-        events[1].set()
-        await tasks[1]
-        assert not pins.held
-
-    asyncio.run(main())
+    events = [asyncio.Event(), asyncio.Event()]
+    tasks = [asyncio.create_task(with_call_scope(predict)(event)) for event in events]
+    await asyncio.sleep(0)
+    assert len(pins.held) == 2
+    events[0].set()
+    await tasks[0]
+    assert len(pins.held) == 1
+    events[1].set()
+    await tasks[1]
+    assert not pins.held
 
 
-def test_a_cancelled_coroutine_pins_nothing(pins: Pins) -> None:
-    async def main() -> None:
-        async def predict() -> None:
-            pins.take()
-            await asyncio.Event().wait()
+async def test_a_cancelled_coroutine_pins_nothing(pins: Pins) -> None:
+    async def predict() -> None:
+        pins.take()
+        await asyncio.Event().wait()
 
-        task = asyncio.create_task(with_call_scope(predict)())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not pins.held
-
-    asyncio.run(main())
+    task = asyncio.create_task(with_call_scope(predict)())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not pins.held
 
 
 def test_models_of_a_plain_call_stay_pinned_for_the_coroutine_that_it_returns(pins: Pins) -> None:
@@ -331,40 +322,34 @@ def test_a_generator_that_raises_pins_nothing(pins: Pins) -> None:
     assert not pins.held
 
 
-def test_an_async_generator_pins_until_its_end(pins: Pins) -> None:
+async def test_an_async_generator_pins_until_its_end(pins: Pins) -> None:
     @with_call_scope
     async def predict() -> AsyncIterator[CallHandle | None]:
         yield pins.take()
         await asyncio.sleep(0)
         yield pins.take()
 
-    async def main() -> None:
-        holders = []
-        async for holder in predict():
-            holders.append(holder)
-            assert len(pins.held) == 1
-            assert current_call() is None
-        assert len(set(holders)) == 1
-        assert not pins.held
-
-    asyncio.run(main())
+    holders = []
+    async for holder in predict():
+        holders.append(holder)
+        assert len(pins.held) == 1
+        assert current_call() is None
+    assert len(set(holders)) == 1
+    assert not pins.held
 
 
-def test_a_closed_async_generator_pins_nothing(pins: Pins) -> None:
+async def test_a_closed_async_generator_pins_nothing(pins: Pins) -> None:
     @with_call_scope
     async def predict() -> AsyncIterator[int]:
         pins.take()
         yield 1
         yield 2
 
-    async def main() -> None:
-        chunks = predict()
-        assert await anext(chunks) == 1
-        assert pins.held
-        await chunks.aclose()
-        assert not pins.held
-
-    asyncio.run(main())
+    chunks = predict()
+    assert await anext(chunks) == 1
+    assert pins.held
+    await chunks.aclose()
+    assert not pins.held
 
 
 def test_a_coroutine_may_return_a_generator(pins: Pins) -> None:
@@ -388,25 +373,22 @@ def test_a_thread_that_the_call_starts_with_its_context_is_part_of_it(pins: Pins
     assert not pins.held
 
 
-def test_code_that_outlives_the_call_is_outside_of_calls(pins: Pins) -> None:
-    async def main() -> None:
-        ended = asyncio.Event()
-        tasks: list[asyncio.Task[CallHandle | None]] = []
+async def test_code_that_outlives_the_call_is_outside_of_calls(pins: Pins) -> None:
+    ended = asyncio.Event()
+    tasks: list[asyncio.Task[CallHandle | None]] = []
 
-        async def background() -> CallHandle | None:
-            await ended.wait()
-            return pins.take()
+    async def background() -> CallHandle | None:
+        await ended.wait()
+        return pins.take()
 
-        @with_call_scope
-        async def predict() -> None:
-            tasks.append(asyncio.create_task(background()))
+    @with_call_scope
+    async def predict() -> None:
+        tasks.append(asyncio.create_task(background()))
 
-        await predict()
-        ended.set()
-        assert await tasks[0] is None
-        assert not pins.held
-
-    asyncio.run(main())
+    await predict()
+    ended.set()
+    assert await tasks[0] is None
+    assert not pins.held
 
 
 def test_code_on_a_user_thread_gets_its_own_scope(pins: Pins) -> None:

@@ -161,26 +161,23 @@ def restart(server: Postgres) -> None:
     server.start()
 
 
-def test_a_released_leadership_is_acquired_at_once(postgresql_url: str) -> None:
-    async def run() -> None:
-        one, two = (
-            Leadership(postgresql_url, LeaderRecord("host", n, f"http://{n}", "", time.time()), Logger("test"), FAST)
-            for n in (1, 2)
-        )
-        assert await one.acquire() == 1
-        waiting = asyncio.ensure_future(two.acquire())
-        async with asyncio.timeout(30):
-            while two.leader is None:
-                await asyncio.sleep(0)
-        assert two.leader.url == "http://1" and not waiting.done()
-        assert not two.is_acquired
-        await one.release()
-        assert await waiting == 2
-        assert two.leader is not None and two.leader.url == "http://2"
-        assert two.is_acquired
-        await two.release()
-
-    asyncio.run(run())
+async def test_a_released_leadership_is_acquired_at_once(postgresql_url: str) -> None:
+    one, two = (
+        Leadership(postgresql_url, LeaderRecord("host", n, f"http://{n}", "", time.time()), Logger("test"), FAST)
+        for n in (1, 2)
+    )
+    assert await one.acquire() == 1
+    waiting = asyncio.ensure_future(two.acquire())
+    async with asyncio.timeout(30):
+        while two.leader is None:
+            await asyncio.sleep(0)
+    assert two.leader.url == "http://1" and not waiting.done()
+    assert not two.is_acquired
+    await one.release()
+    assert await waiting == 2
+    assert two.leader is not None and two.leader.url == "http://2"
+    assert two.is_acquired
+    await two.release()
 
 
 def test_rejects_a_wrong_database_address_at_once(postgresql_url: str) -> None:

@@ -51,76 +51,59 @@ def files(tmp_path: Path) -> str:
     return f"{folder}/"
 
 
-def test_stores_all_values_of_all_files_in_order(tmp_path: Path, files: str) -> None:
-    async def scenario() -> None:
-        async with open_job_store(tmp_path) as store:
-            job, log = await enqueue(store, DelimitedFiles((files,), 7))
-            assert (job.status, job.counts.items, job.counts.batches) == (JobStatus.PENDING, 15_000, 2143)
-            assert await stored_items(tmp_path, job) == list(range(15_000))
-            assert log[-1] == "enqueued 2,143 batches"
-
-    asyncio.run(scenario())
+async def test_stores_all_values_of_all_files_in_order(tmp_path: Path, files: str) -> None:
+    async with open_job_store(tmp_path) as store:
+        job, log = await enqueue(store, DelimitedFiles((files,), 7))
+        assert (job.status, job.counts.items, job.counts.batches) == (JobStatus.PENDING, 15_000, 2143)
+        assert await stored_items(tmp_path, job) == list(range(15_000))
+        assert log[-1] == "enqueued 2,143 batches"
 
 
-def test_restarts_enqueuing_after_a_crash(tmp_path: Path, files: str) -> None:
-    async def scenario() -> None:
-        async with open_job_store(tmp_path) as store:
-            source = FilePathLister((files,), 2, ("**.json",))
-            job = await store.create(ORIGIN, options(), source_to_json(source), None)
-            await store.add_batches(job.id, [NewBatch(1, b'["left over"]')])
-        async with open_job_store(tmp_path) as store:
-            [job] = await store.active()
-            again = source_from_json(job.source)
-            assert isinstance(again, FilePathLister)
-            await enqueue_files(store, job, again, {}, LIMIT, print)
-            assert await stored_items(tmp_path, job) == [f"{files}{number}.json" for number in range(3)]
-            found = await store.get(job.id)
-            assert found is not None and found.counts.batches == 2
-
-    asyncio.run(scenario())
+async def test_restarts_enqueuing_after_a_crash(tmp_path: Path, files: str) -> None:
+    async with open_job_store(tmp_path) as store:
+        source = FilePathLister((files,), 2, ("**.json",))
+        job = await store.create(ORIGIN, options(), source_to_json(source), None)
+        await store.add_batches(job.id, [NewBatch(1, b'["left over"]')])
+    async with open_job_store(tmp_path) as store:
+        [job] = await store.active()
+        again = source_from_json(job.source)
+        assert isinstance(again, FilePathLister)
+        await enqueue_files(store, job, again, {}, LIMIT, print)
+        assert await stored_items(tmp_path, job) == [f"{files}{number}.json" for number in range(3)]
+        found = await store.get(job.id)
+        assert found is not None and found.counts.batches == 2
 
 
-def test_an_invalid_file_fails_the_job(tmp_path: Path, files: str) -> None:
+async def test_an_invalid_file_fails_the_job(tmp_path: Path, files: str) -> None:
     (Path(files) / "9.json").write_bytes(b"1\noops\n")
-
-    async def scenario() -> None:
-        async with open_job_store(tmp_path) as store:
-            job, log = await enqueue(store, DelimitedFiles((files,), 1))
-            assert job.status is JobStatus.ENQUEUE_FAILED
-            assert job.message.startswith(f"{files}9.json: invalid JSON at byte 2 (1 oops ): ")
-            assert log[-1] == f"enqueuing failed: {job.message}"  # perhaps after lines of progress
-
-    asyncio.run(scenario())
+    async with open_job_store(tmp_path) as store:
+        job, log = await enqueue(store, DelimitedFiles((files,), 1))
+        assert job.status is JobStatus.ENQUEUE_FAILED
+        assert job.message.startswith(f"{files}9.json: invalid JSON at byte 2 (1 oops ): ")
+        assert log[-1] == f"enqueuing failed: {job.message}"  # perhaps after lines of progress
 
 
-def test_missing_files_and_empty_files_fail_the_job(tmp_path: Path, files: str) -> None:
+async def test_missing_files_and_empty_files_fail_the_job(tmp_path: Path, files: str) -> None:
     (tmp_path / "blank").write_bytes(b"\n")
-
-    async def scenario() -> None:
-        async with open_job_store(tmp_path) as store:
-            job, _ = await enqueue(store, DelimitedFiles((f"{files}absent",), 1))
-            assert job.status is JobStatus.ENQUEUE_FAILED
-            assert job.message.startswith("no s3 files match search criteria")
-            job, log = await enqueue(store, DelimitedFiles((f"{tmp_path}/blank",), 1))
-            assert job.status is JobStatus.ENQUEUE_FAILED
-            assert log == ["enqueuing failed: unable to enqueue batches because no data was found"]
-
-    asyncio.run(scenario())
+    async with open_job_store(tmp_path) as store:
+        job, _ = await enqueue(store, DelimitedFiles((f"{files}absent",), 1))
+        assert job.status is JobStatus.ENQUEUE_FAILED
+        assert job.message.startswith("no s3 files match search criteria")
+        job, log = await enqueue(store, DelimitedFiles((f"{tmp_path}/blank",), 1))
+        assert job.status is JobStatus.ENQUEUE_FAILED
+        assert log == ["enqueuing failed: unable to enqueue batches because no data was found"]
 
 
-def test_a_job_stopped_during_enqueuing_stays_stopped(tmp_path: Path, files: str) -> None:
-    async def scenario() -> None:
-        async with open_job_store(tmp_path) as store:
-            source = DelimitedFiles((files,), 1)
-            job = await store.create(ORIGIN, options(), source_to_json(source), None)
-            await store.change(job.id, JobStatus.STOPPED)
-            log: list[str] = []
-            await enqueue_files(store, job, source, {}, LIMIT, log.append)
-            found = await store.get(job.id)
-            assert found is not None and found.status is JobStatus.STOPPED
-            assert log[0].startswith("enqueuing ended early: ")
-
-    asyncio.run(scenario())
+async def test_a_job_stopped_during_enqueuing_stays_stopped(tmp_path: Path, files: str) -> None:
+    async with open_job_store(tmp_path) as store:
+        source = DelimitedFiles((files,), 1)
+        job = await store.create(ORIGIN, options(), source_to_json(source), None)
+        await store.change(job.id, JobStatus.STOPPED)
+        log: list[str] = []
+        await enqueue_files(store, job, source, {}, LIMIT, log.append)
+        found = await store.get(job.id)
+        assert found is not None and found.status is JobStatus.STOPPED
+        assert log[0].startswith("enqueuing ended early: ")
 
 
 @dataclass

@@ -198,53 +198,44 @@ def test_a_client_that_waits_long_receives_heartbeats(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_silent_server_is_considered_unreachable_for_a_while(tmp_path: Path) -> None:
-    async def test() -> None:
-        connections = 0
+async def test_a_silent_server_is_considered_unreachable_for_a_while(tmp_path: Path) -> None:
+    connections = 0
 
-        async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal connections
-            connections += 1
-            await reader.read()
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read()
 
-        server = await asyncio.start_unix_server(ignore, str(tmp_path / "silent"))
-        asker = ListingClient(tmp_path / "silent", 0.6, Logger("test"))
-        for _ in range(3):
-            assert await asker.list(PREFIX, 1, math.inf, None) is None
-        assert connections == 1
-        server.close()
-
-    asyncio.run(test())
-
-
-def test_an_unreachable_server_is_detected_and_so_is_its_return(tmp_path: Path) -> None:
-    async def test() -> None:
-        bench = Bench(tmp_path / "listings")
-        bench.store.may_answer.set()
-        asker = bench.asker()
+    server = await asyncio.start_unix_server(ignore, str(tmp_path / "silent"))
+    asker = ListingClient(tmp_path / "silent", 0.6, Logger("test"))
+    for _ in range(3):
         assert await asker.list(PREFIX, 1, math.inf, None) is None
-        for _ in range(2):  # the second time over a connection that is dead
-            async with listing(bench):
-                assert await asker.list(PREFIX, 1, math.inf, None) is not None
+    assert connections == 1
+    server.close()
 
-    asyncio.run(test())
+
+async def test_an_unreachable_server_is_detected_and_so_is_its_return(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "listings")
+    bench.store.may_answer.set()
+    asker = bench.asker()
+    assert await asker.list(PREFIX, 1, math.inf, None) is None
+    for _ in range(2):  # the second time over a connection that is dead
+        async with listing(bench):
+            assert await asker.list(PREFIX, 1, math.inf, None) is not None
 
 
 @pytest.mark.parametrize("said", [b"nonsense\n", b"x" * 200_000, b'{"op":"listed","size":99999999999}\n'])
-def test_malformed_answers_and_requests_do_no_harm(tmp_path: Path, said: bytes) -> None:
-    async def test() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil()
-            writer.write(said)
-            with contextlib.suppress(OSError):
-                await reader.read()
-            writer.close()
+async def test_malformed_answers_and_requests_do_no_harm(tmp_path: Path, said: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil()
+        writer.write(said)
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
 
-        server = await asyncio.start_unix_server(talk, str(tmp_path / "odd"))
-        assert await ListingClient(tmp_path / "odd", PATIENCE_S, Logger("test")).list(PREFIX, 1, math.inf, None) is None
-        server.close()
-
-    asyncio.run(test())
+    server = await asyncio.start_unix_server(talk, str(tmp_path / "odd"))
+    assert await ListingClient(tmp_path / "odd", PATIENCE_S, Logger("test")).list(PREFIX, 1, math.inf, None) is None
+    server.close()
 
 
 @pytest.mark.parametrize(

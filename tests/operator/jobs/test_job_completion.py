@@ -119,32 +119,26 @@ async def told(folder: Path, webhook: Callable[[str], Awaitable[None]]) -> bytes
             return await bodies.get()
 
 
-def test_the_next_operator_sends_an_unsent_webhook(tmp_path: Path) -> None:
+async def test_the_next_operator_sends_an_unsent_webhook(tmp_path: Path) -> None:
     jobs: list[str] = []
 
-    async def run() -> None:
-        async def webhook(url: str) -> None:
-            async with opened(tmp_path) as first:
-                jobs.append((await first.ended(await first.resolved(JobOptions(1, webhook=url)))).id)
-            second = await stack.enter_async_context(opened(tmp_path))
-            await second.completion.startup()
+    async def webhook(url: str) -> None:
+        async with opened(tmp_path) as first:
+            jobs.append((await first.ended(await first.resolved(JobOptions(1, webhook=url)))).id)
+        second = await stack.enter_async_context(opened(tmp_path))
+        await second.completion.startup()
 
-        async with AsyncExitStack() as stack:
-            body = json.loads(await told(tmp_path, webhook))
-        assert body["job_status"]["job_id"] == jobs[0]
-        assert body["job_status"]["status"] == "succeeded"
-
-    asyncio.run(run())
+    async with AsyncExitStack() as stack:
+        body = json.loads(await told(tmp_path, webhook))
+    assert body["job_status"]["job_id"] == jobs[0]
+    assert body["job_status"]["status"] == "succeeded"
 
 
-def test_sends_a_webhook_with_integers_of_any_size(tmp_path: Path) -> None:
-    async def run() -> None:
-        async def webhook(url: str) -> None:
-            made = await stack.enter_async_context(opened(tmp_path))
-            made.completion.notify_end(await made.ended(await made.resolved(JobOptions(1, {"n": 10**40}, webhook=url))))
+async def test_sends_a_webhook_with_integers_of_any_size(tmp_path: Path) -> None:
+    async def webhook(url: str) -> None:
+        made = await stack.enter_async_context(opened(tmp_path))
+        made.completion.notify_end(await made.ended(await made.resolved(JobOptions(1, {"n": 10**40}, webhook=url))))
 
-        async with AsyncExitStack() as stack:
-            body = json.loads(await told(tmp_path, webhook))
-        assert body["job_status"]["config"] == {"n": 10**40}
-
-    asyncio.run(run())
+    async with AsyncExitStack() as stack:
+        body = json.loads(await told(tmp_path, webhook))
+    assert body["job_status"]["config"] == {"n": 10**40}

@@ -103,26 +103,23 @@ def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
     run(scenario)
 
 
-def test_reports_a_failure_that_lasts_until_routes_are_in_force() -> None:
-    async def scenario() -> None:
-        gateway, clock, told = Recorder(), Clock(), asyncio.Event()
-        gateway.errors = 1_000_000
-        publisher = RoutePublisher(gateway, told.set, Logger("test"), clock)
-        task = asyncio.create_task(publisher.run())
-        publisher.publish(table("a"))
-        assert not publisher.is_late
-        clock.now += 2 * LATE_AFTER_S
-        assert (publisher.is_late, publisher.failure) == (True, "")
-        gateway.gate.set()
-        await asyncio.wait_for(told.wait(), PATIENCE_S)
-        assert (publisher.is_late, publisher.failure) == (True, "")
-        clock.now += FAILING_AFTER_S
-        assert publisher.failure == "not now"
-        publisher.publish(table("b"))  # the newer table is rejected, too
-        assert publisher.failure == "not now"
-        gateway.errors = 0
-        await asyncio.wait_for(publisher.applied(), PATIENCE_S)
-        assert (publisher.is_late, publisher.failure, gateway.applied) == (False, "", ["b"])
-        task.cancel()
-
-    asyncio.run(scenario())
+async def test_reports_a_failure_that_lasts_until_routes_are_in_force() -> None:
+    gateway, clock, told = Recorder(), Clock(), asyncio.Event()
+    gateway.errors = 1_000_000
+    publisher = RoutePublisher(gateway, told.set, Logger("test"), clock)
+    task = asyncio.create_task(publisher.run())
+    publisher.publish(table("a"))
+    assert not publisher.is_late
+    clock.now += 2 * LATE_AFTER_S
+    assert (publisher.is_late, publisher.failure) == (True, "")
+    gateway.gate.set()
+    await asyncio.wait_for(told.wait(), PATIENCE_S)
+    assert (publisher.is_late, publisher.failure) == (True, "")
+    clock.now += FAILING_AFTER_S
+    assert publisher.failure == "not now"
+    publisher.publish(table("b"))  # the newer table is rejected, too
+    assert publisher.failure == "not now"
+    gateway.errors = 0
+    await asyncio.wait_for(publisher.applied(), PATIENCE_S)
+    assert (publisher.is_late, publisher.failure, gateway.applied) == (False, "", ["b"])
+    task.cancel()

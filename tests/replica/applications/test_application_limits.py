@@ -157,33 +157,30 @@ def test_the_close_frame_after_an_invalid_frame_has_the_reason(frame: bytes, cod
     run(scenario)
 
 
-def test_a_large_part_of_a_response_makes_progress_while_its_client_reads_it() -> None:
-    async def scenario() -> None:
-        client, server = socket.socketpair()
-        client.settimeout(PATIENCE_S)
-        calls: asyncio.Future[HttpCall] = asyncio.get_running_loop().create_future()
-        progress = []
+async def test_a_large_part_of_a_response_makes_progress_while_its_client_reads_it() -> None:
+    client, server = socket.socketpair()
+    client.settimeout(PATIENCE_S)
+    calls: asyncio.Future[HttpCall] = asyncio.get_running_loop().create_future()
+    progress = []
 
-        def handle(connection: Connection) -> None:
-            assert isinstance(connection, StreamingConnection)
-            scope = http_scope(connection.method, connection.url, connection.headers, {})
-            connection.call = HttpCall(connection, scope, lambda: progress.append(1), lambda: None)
-            calls.set_result(connection.call)
+    def handle(connection: Connection) -> None:
+        assert isinstance(connection, StreamingConnection)
+        scope = http_scope(connection.method, connection.url, connection.headers, {})
+        connection.call = HttpCall(connection, scope, lambda: progress.append(1), lambda: None)
+        calls.set_result(connection.call)
 
-        new_pool(handle).add(server, 0, lambda _: None)
-        client.sendall(b"GET /app/x HTTP/1.1\r\n\r\n")
-        call = await calls
-        await call.send({"type": "http.response.start", "status": 200})
-        part = {"type": "http.response.body", "body": bytes(5_000_000), "more_body": True}
-        sending = asyncio.create_task(call.send(part))
-        await asyncio.sleep(0)
-        for _ in range(3):
-            before = len(progress)
-            while len(progress) == before:
-                assert client.recv(100_000)
-                await asyncio.sleep(0)
-        assert not sending.done()
-        client.close()
-        await sending
-
-    asyncio.run(scenario())
+    new_pool(handle).add(server, 0, lambda _: None)
+    client.sendall(b"GET /app/x HTTP/1.1\r\n\r\n")
+    call = await calls
+    await call.send({"type": "http.response.start", "status": 200})
+    part = {"type": "http.response.body", "body": bytes(5_000_000), "more_body": True}
+    sending = asyncio.create_task(call.send(part))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        before = len(progress)
+        while len(progress) == before:
+            assert client.recv(100_000)
+            await asyncio.sleep(0)
+    assert not sending.done()
+    client.close()
+    await sending

@@ -51,26 +51,23 @@ def test_empty_messages_fill_a_stream_too() -> None:
     raise AssertionError("never full")
 
 
-def test_a_coroutine_gets_messages_in_order_until_the_end() -> None:
-    async def scenario() -> None:
-        rooms: list[int] = []
-        requests = AsyncRequests(len, lambda: rooms.append(1))
-        task = asyncio.create_task(_all(requests))
-        await asyncio.sleep(0)
-        requests.add(b"a")
-        await asyncio.sleep(0)
-        while not requests.is_full():
-            requests.add(bytes(50_000))
-        requests.end()
-        found = await task
-        assert found[:2] == [1, 50_000]
-        assert rooms == [1]
-        broken = AsyncRequests(len, lambda: None)
-        broken.end(KeyError("over"))
-        with pytest.raises(KeyError):
-            await anext(broken)
-
-    asyncio.run(scenario())
+async def test_a_coroutine_gets_messages_in_order_until_the_end() -> None:
+    rooms: list[int] = []
+    requests = AsyncRequests(len, lambda: rooms.append(1))
+    task = asyncio.create_task(_all(requests))
+    await asyncio.sleep(0)
+    requests.add(b"a")
+    await asyncio.sleep(0)
+    while not requests.is_full():
+        requests.add(bytes(50_000))
+    requests.end()
+    found = await task
+    assert found[:2] == [1, 50_000]
+    assert rooms == [1]
+    broken = AsyncRequests(len, lambda: None)
+    broken.end(KeyError("over"))
+    with pytest.raises(KeyError):
+        await anext(broken)
 
 
 async def _all(requests: AsyncRequests) -> list[int]:
