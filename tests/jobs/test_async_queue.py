@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 from cortex.errors import InputError
-from cortex.jobs.async_queue import KEPT_S
+from cortex.jobs.async_queue import KEPT_S, QueueState
 from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import BatchFailure, LeaseReply, Report, Workload
 from cortex.lifecycle import WorkloadStatus
@@ -43,6 +43,40 @@ def test_a_workload_is_queued_leased_and_completed(where: Where) -> None:
         assert (found.status, found.value) == (WorkloadStatus.COMPLETED, b'{"a":1}')
         assert (found.created_at, found.ended_at) == (1000.0, 1005.0)
         assert [harness.count(table) for table in (batches, results, dead_letters, pending)] == [0, 0, 0, 0]
+
+    run_with_store(where, scenario)
+
+
+def test_the_state_of_a_queue_and_its_latest_workloads_are_read(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        queues = harness.store.workloads
+        assert await queues.states() == {}
+        assert list(await queues.recent("greet", None, 10)) == []
+        names = []
+        for number in range(5):
+            harness.clock.now += 1
+            names.append(await _add(harness, b"%d" % number))
+        assert await queues.states() == {"greet": QueueState(5, 0, 1001.0)}
+        leased = await _lease(harness)
+        await _lease(harness, _report(leased, results=[b"1"]), count=0)
+        leased = await _lease(harness)
+        await _lease(harness, _report(leased, error="ValueError: bad"), count=0)
+        await _lease(harness)
+        assert await queues.states() == {"greet": QueueState(2, 1, 1004.0)}
+        found = await queues.recent("greet", None, 10)
+        assert [view.id for view in found] == names[::-1]
+        assert [view.status for view in found] == [
+            WorkloadStatus.IN_QUEUE,
+            WorkloadStatus.IN_QUEUE,
+            WorkloadStatus.IN_PROGRESS,
+            WorkloadStatus.FAILED,
+            WorkloadStatus.COMPLETED,
+        ]
+        assert [view.value for view in found] == [b"", b"", b"", b"ValueError: bad", b"1"]
+        for status in WorkloadStatus:
+            expected = [view for view in found if view.status is status]
+            assert list(await queues.recent("greet", status, 10)) == expected
+            assert list(await queues.recent("greet", status, 1)) == expected[:1]
 
     run_with_store(where, scenario)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from cortex.errors import NotFoundError
 from cortex.jobs import batch_queue
@@ -52,6 +52,8 @@ _GROUP = 256
 _LEASED_FRACTION, _MAX_LEASED = 16, 32
 #: A waiting caller checks its workload at least this often.
 _POLL_S = 1.0
+#: Latest workloads of a queue that are searched for those of a status, and the bytes that a list has of each value.
+_SEARCHED, _VALUE_BEGIN = 10_000, 4_000
 #: A larger body is encoded in a thread.
 _LARGE_BYTES = 1024 * 1024
 
@@ -83,6 +85,8 @@ _SET_OUTCOME = (
 _COUNT_OPEN = select(jobs.c.batches - jobs.c.succeeded - jobs.c.failed - _EXTRA_BATCH).where(
     jobs.c.number == bindparam("job")
 )
+_COUNT_LEASED = select(func.sum(leases.c.last - leases.c.next + 1)).where(leases.c.number == bindparam("job"))
+_FIRST_PENDING = select(func.min(pending.c.first)).where(pending.c.number == bindparam("job"))
 
 _T = TypeVar("_T")
 
@@ -94,6 +98,15 @@ class AsyncQueue:
     api: str
     job_id: str
     number: int
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """The open workloads of a queue."""
+
+    waiting: int
+    in_progress: int
+    oldest_at: float | None  #: when the oldest waiting one was accepted, UNIX seconds; None: none waits
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,23 @@ class AsyncQueues:
     async def counts(self) -> dict[str, int]:
         """Count the open workloads by API."""
         return {api: self._open.get(queue.number, 0) for api, queue in self._by_api.items()}
+
+    async def states(self) -> dict[str, QueueState]:
+        """Return the state of every queue by API."""
+        numbers = {api: queue.number for api, queue in self._by_api.items()}
+        return await self._reader.run(
+            lambda connection: {api: _read_state(connection, number) for api, number in numbers.items()}
+        )
+
+    async def recent(self, api: str, status: WorkloadStatus | None, limit: int) -> Sequence[WorkloadView]:
+        """Return up to `limit` workloads of a status, the latest first, with the begin of each value.
+
+        Only the latest `_SEARCHED` are searched for a status that is over.
+        """
+        queue = self._by_api.get(api)
+        if queue is None:
+            return []
+        return await self._reader.run(lambda connection: _read_recent(connection, queue.number, status, limit))
 
     async def open(self, api: str) -> AsyncQueue:
         """Return the queue of an API, which the first call creates."""
@@ -375,6 +405,46 @@ def _read_workload(connection: Connection, number: int, name: uuid.UUID) -> Work
     return WorkloadView(
         name, row.key, WorkloadStatus.IN_PROGRESS if is_leased else WorkloadStatus.IN_QUEUE, row.created_at
     )
+
+
+def _read_state(connection: Connection, number: int) -> QueueState:
+    in_progress = connection.execute(_COUNT_LEASED, {"job": number}).scalar() or 0
+    first = connection.execute(_FIRST_PENDING, {"job": number}).scalar()
+    oldest = (
+        None if first is None else select(workloads.c.created_at).where(workloads.c.key == first_key(number) + first)
+    )
+    oldest_at = None if oldest is None else connection.execute(oldest).scalar()
+    return QueueState(max(0, _count_open(connection, number) - int(in_progress)), int(in_progress), oldest_at)
+
+
+def _read_recent(connection: Connection, number: int, status: WorkloadStatus | None, limit: int) -> list[WorkloadView]:
+    base = first_key(number)
+    rows = connection.execute(select(leases.c.next, leases.c.last).where(leases.c.number == number))
+    leased = {base + seq for row in rows for seq in range(row.next, row.last + 1)}
+    value = func.substr(workloads.c.value, 1, _VALUE_BEGIN).label("value")
+    columns = (workloads.c.key, workloads.c.id, workloads.c.created_at, workloads.c.status, workloads.c.ended_at, value)
+    of_queue = workloads.c.key.between(base, first_key(number + 1) - 1)
+    query = select(*columns).where(of_queue).order_by(workloads.c.key.desc()).limit(limit)
+    if status is WorkloadStatus.IN_PROGRESS:
+        query = query.where(workloads.c.key.in_(leased))
+    elif status is WorkloadStatus.IN_QUEUE:
+        query = query.where(workloads.c.status.is_(None), workloads.c.key.not_in(leased))
+    elif status is not None:
+        latest = select(workloads.c.key).where(of_queue).order_by(workloads.c.key.desc()).limit(_SEARCHED).subquery()
+        oldest = select(func.min(latest.c.key)).scalar_subquery()
+        query = query.where(workloads.c.status == status, workloads.c.key >= oldest)
+    open_status = {True: WorkloadStatus.IN_PROGRESS, False: WorkloadStatus.IN_QUEUE}
+    return [
+        WorkloadView(
+            uuid.UUID(bytes=row.id),
+            row.key,
+            WorkloadStatus(row.status) if row.status else open_status[row.key in leased],
+            row.created_at,
+            row.ended_at,
+            row.value or b"",
+        )
+        for row in connection.execute(query)
+    ]
 
 
 def _remove_ended(connection: Connection, ended_before: float, size: int) -> bool:

@@ -69,6 +69,17 @@ def claim(connection: Connection, job_id: str, api: str, key: str, at: float, ma
         raise ConflictError(f"the scheduled run of {api} was submitted before")
 
 
+def record_run(connection: Connection, job_id: str, api: str, at: float, may_overlap: bool = True) -> None:
+    """Record that a user ran the schedule at `at`, besides the runs that are due.
+
+    Raises: ConflictError if it may not overlap with a run that is not over.
+    """
+    if not may_overlap and (other := _unfinished_run(connection, api, job_id)):
+        raise ConflictError(f"{api} is already running by its schedule, as job {other}, and has `overlap: skip`")
+    values = {"last_run_at": at, "last_job_id": job_id, "error": ""}
+    connection.execute(update(schedules).where(schedules.c.api == api).values(**values))
+
+
 def fail(connection: Connection, api: str, key: str, at: float, error: str) -> None:
     """Record that the run that was due at `at` can never be submitted."""
     _advance(connection, api, key, at, {"handled_at": at, "error": error})

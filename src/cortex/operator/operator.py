@@ -296,6 +296,7 @@ class Operator:
             tokens=self._tokens,
             audit_log=self._audit_log,
             jobs=self._jobs,
+            async_apis=self._async_apis,
             schedules=self._schedules,
             scaling=self._scaling,
             metrics=self._metrics,

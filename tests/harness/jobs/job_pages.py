@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Message
 
 from cortex.config.schema import Api
 from cortex.home import Home
-from cortex.jobs.spec import BatchFailure, JobOrigin, JobRecord, NewBatch, Report
+from cortex.jobs.spec import BatchFailure, JobOrigin, JobRecord, NewBatch, Report, Workload
 from cortex.lifecycle import ApiKind, JobStatus, TokenScope
 from cortex.operator.access.tokens import Principal, Tokens
 from cortex.operator.bootstrap import OperatorInfo
@@ -53,13 +54,16 @@ class JobPages:
     def __init__(self, home: Home, made: ScheduleHarness) -> None:
         self.home = home
         self.apis, self.store, self.jobs, self.schedules = made.apis, made.store, made.jobs, made.schedules
+        self.async_apis = made.async_apis
         self.harness = made
         self._tokens = Tokens(TokenStore(made.databases[0]), "secret")
         self._sessions = Sessions(self._tokens)
         identity = OperatorInfo(
             Identity.of(1), "http://127.0.0.1:8889", "http://127.0.0.1:8888", "1", datetime.now(UTC)
         )
-        given = {name: getattr(self, name) for name in ("home", "apis", "jobs", "schedules")} | {"identity": identity}
+        given = {name: getattr(self, name) for name in ("home", "apis", "jobs", "schedules", "async_apis")} | {
+            "identity": identity
+        }
         empty: dict[str, Any] = dict.fromkeys(field.name for field in fields(Services))
         self.services = Services(**(empty | given))
         self._app: ASGIApp = create_dashboard(self.services, self._sessions, Logger("test"))
@@ -135,6 +139,27 @@ class JobPages:
         ended = await self.store.get(job.id)
         assert ended is not None
         return ended
+
+    # Workloads.
+
+    async def send(self, api: str, *bodies: bytes) -> list[uuid.UUID]:
+        """Add workloads to the queue of an AsyncAPI."""
+        added = [Workload(uuid.uuid4(), "application/json", body) for body in bodies]
+        for workload in added:
+            await self.async_apis.add(api, workload)
+        return [workload.id for workload in added]
+
+    async def process(self, api: str, *outcomes: bytes | str) -> None:
+        """Process the first workloads of a queue, one by one; a text is an error. `b""`: it is leased, and no more."""
+        queue = await self.store.workloads.open(api)
+        for outcome in outcomes:
+            leased = await self.store.lease(queue.job_id, "w", 1, [], 1, 2**30)
+            assert leased.lease is not None
+            seq = leased.lease.batches[0].seq
+            failures = (BatchFailure(seq, outcome),) if isinstance(outcome, str) else ()
+            results = ((seq, outcome),) if isinstance(outcome, bytes) else ()
+            if outcome:
+                await self.store.lease(queue.job_id, "w", 1, [Report(leased.lease.token, seq, failures, results)], 0, 1)
 
 
 def api_of(name: str, kind: ApiKind = ApiKind.BATCH, **settings: Any) -> Api:

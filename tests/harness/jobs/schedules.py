@@ -15,6 +15,7 @@ from cortex.home import Home
 from cortex.jobs.records import list_jobs
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
+from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
@@ -47,6 +48,8 @@ class ScheduleHarness:
         engine = LocalEngine(home, {}, logger)
         reconciler = JobReconciler(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
         self.jobs = JobService(self.apis, self.store, reconciler, {}, lambda api: api.networking.endpoint)
+        workers, dispatcher = reconciler.workers, reconciler.dispatcher
+        self.async_apis = AsyncApis(home, self.apis, self.store.workloads, engine, workers, dispatcher, str)
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:

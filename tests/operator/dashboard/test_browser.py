@@ -24,7 +24,7 @@ HOSTILE = HANDLER.replace(
     "        print('\\x1b[31mred\\x1b[0m <script>document.title = 1</script>')\n        self.answer",
 )
 PATHS = ["", "apis/iris", "apis/broken", "apis/iris/logs", "apis/iris/configuration", "apis/iris/history"]
-PATHS += ["apis/iris/console", "jobs", "cluster", "keys", "tokens", "audit"]
+PATHS += ["apis/iris/console", "jobs", "workloads", "schedules", "cluster", "keys", "tokens", "audit"]
 #: Collects what the policy of the page has blocked, and errors of its script.
 _VIOLATIONS = """
 window.problems = [];

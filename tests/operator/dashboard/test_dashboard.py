@@ -123,6 +123,8 @@ PAGES = [
     "/dashboard/audit",
     "/dashboard/jobs",
     "/dashboard/jobs?api=iris&status=failed",
+    "/dashboard/workloads",
+    "/dashboard/schedules",
 ]
 
 
@@ -317,3 +319,18 @@ def test_the_console_shows_the_response_and_finds_its_log_lines(operator: Runnin
     for path in ("/other", "//example.org/", "/iris/../other"):
         refused = admin.post("/dashboard/apis/iris/console", **form | {"path": path})
         assert (refused.status, "the endpoint of iris" in refused.text) == (400, True)
+
+
+def test_a_workload_that_waits_shows_the_age_of_its_queue(operator: RunningOperator, admin: Visitor) -> None:
+    asynchronous = config("later").replace("RealtimeAPI", "AsyncAPI")
+    operator.deploy(asynchronous, BROKEN_HANDLER.replace("handle_post", "handle_async"))
+    operator.wait("later")
+    status, sent = operator.predict({}, "/later")
+    assert status == 200
+    assert re.search(r"oldest <time [^>]+>\d+ s ago</time>", admin.get("/dashboard/").text)
+    page = admin.get("/dashboard/workloads/later").text
+    assert sent["id"] in page
+    assert "in queue" in page
+    assert "in queue" in admin.get(f"/dashboard/workloads/later/{sent['id']}").text
+    assert "/dashboard/workloads/later" in admin.get("/dashboard/apis/later").text
+    operator.call("DELETE", "/v1/apis/later?force=true")

@@ -52,6 +52,38 @@ def test_submits_a_due_run_once(home: Home) -> None:
     play(home, test)
 
 
+def test_a_run_of_a_user_delays_no_due_run(home: Home) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
+        made.deploy(task_api())
+        await made.submit_due()
+        record = made.apis.get("train")
+        assert record is not None
+        clock.now += 30
+        job = await made.schedules.run_now(record)
+        shown = await made.schedules.describe(record)
+        assert shown is not None
+        assert shown["last_job_id"] == job.id
+        clock.now = NOON + 60
+        await made.submit_due()
+        assert await made.runs() == [NOON + 30, NOON + 60]
+
+    play(home, test)
+
+
+def test_a_due_run_is_skipped_while_that_of_a_user_is_not_over(home: Home) -> None:
+    async def test(made: ScheduleHarness, clock: Clock) -> None:
+        made.deploy(task_api(overlap="skip"))
+        await made.submit_due()
+        record = made.apis.get("train")
+        assert record is not None
+        await made.schedules.run_now(record)
+        clock.now += 60
+        await made.submit_due()
+        assert await made.runs() == [NOON]
+
+    play(home, test)
+
+
 def test_a_stored_schedule_with_an_unknown_key_still_runs(home: Home) -> None:
     async def test(made: ScheduleHarness, clock: Clock) -> None:
         made.deploy(task_api(submission={"time_out": 60}))  # refused by a deploy since, but not when it was deployed

@@ -23,6 +23,8 @@ from cortex.operator.dashboard.pages.console import console_pages
 from cortex.operator.dashboard.pages.jobs import job_pages
 from cortex.operator.dashboard.pages.logs import log_pages
 from cortex.operator.dashboard.pages.revisions import revision_pages
+from cortex.operator.dashboard.pages.schedules import schedule_pages
+from cortex.operator.dashboard.pages.workloads import workload_pages
 from cortex.operator.dashboard.rendering import Pages, static_file
 from cortex.operator.dashboard.security import PREFIX, DashboardSecurity
 from cortex.operator.dashboard.sessions import CODE_S, SESSION_S, Sessions
@@ -52,6 +54,8 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
         revision_pages(services, pages),
         console_pages(services, pages),
         job_pages(services, pages),
+        workload_pages(services, pages),
+        schedule_pages(services, pages),
         key_pages(services.keys, services.apis, pages),
         token_pages(services.tokens, services.apis, pages),
         audit_pages(services.audit_log, pages),

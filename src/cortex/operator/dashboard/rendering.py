@@ -51,6 +51,8 @@ class NavigationItem:
 NAVIGATION = (
     NavigationItem("APIs", f"{PREFIX}/", f"{PREFIX}/apis/"),
     NavigationItem("Jobs", f"{PREFIX}/jobs", f"{PREFIX}/jobs/"),
+    NavigationItem("Workloads", f"{PREFIX}/workloads", f"{PREFIX}/workloads/"),
+    NavigationItem("Schedules", f"{PREFIX}/schedules"),
     NavigationItem("Cluster", f"{PREFIX}/cluster"),
     NavigationItem("API keys", f"{PREFIX}/keys", f"{PREFIX}/keys/"),
     NavigationItem("Tokens", f"{PREFIX}/tokens", f"{PREFIX}/tokens/"),
@@ -141,6 +143,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "ago": ago,
         "bytes": size,
+        "count": count,
         "duration": duration,
         "from_unix": from_unix,
         "iso": iso,
@@ -166,6 +169,11 @@ def number(value: float | None, unit: str = "") -> str:
         if abs(value) >= limit:
             return f"{_short(value / limit)}{letter}{unit}"
     return f"{_short(value)}{unit}"
+
+
+def count(value: int) -> str:
+    """Return a whole number: `12,345`."""
+    return f"{value:,}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.keys import Keys
 from cortex.operator.documentation import Documentation
 from cortex.operator.infrastructure import Cluster
+from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
 from cortex.operator.monitoring.metrics import Metrics
@@ -47,6 +48,7 @@ class Services:
     tokens: Tokens
     audit_log: AuditLog
     jobs: JobService
+    async_apis: AsyncApis
     schedules: Schedules
     scaling: Autoscaler
     metrics: Metrics

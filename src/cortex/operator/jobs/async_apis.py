@@ -6,16 +6,16 @@ This module holds what such a replica needs besides its spec, and accepts the wo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortex.engine.base import Engine
 from cortex.errors import NotFoundError
 from cortex.home import Home
-from cortex.jobs.async_queue import AsyncQueues
+from cortex.jobs.async_queue import AsyncQueues, QueueState
 from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.spec import Assignment, Workload, WorkloadView
-from cortex.lifecycle import ApiKind
+from cortex.lifecycle import ApiKind, WorkloadStatus
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
 from cortex.replica.spec import ReplicaSpec
@@ -94,6 +94,15 @@ class AsyncApis:
         """Return a workload; wait up to `wait_s` for its completion. Raises: NotFoundError for an unknown API."""
         self._require(api)
         return await self._workloads.get(api, name, wait_s)
+
+    async def queue_states(self) -> dict[str, QueueState]:
+        """Return the state of the queue of every AsyncAPI that has received a workload, or has run."""
+        return await self._workloads.states()
+
+    async def recent(self, api: str, status: WorkloadStatus | None, limit: int) -> Sequence[WorkloadView]:
+        """Return the latest workloads; see `AsyncQueues.recent`. Raises: NotFoundError for an unknown API."""
+        self._require(api)
+        return await self._workloads.recent(api, status, limit)
 
     def _require(self, api: str) -> ApiRecord:
         record = self._apis.get(api)

@@ -20,10 +20,11 @@ from cronsim import CronSim
 from sqlalchemy import Connection
 
 from cortex.config.schema import Schedule
-from cortex.errors import ConflictError, CortexError
+from cortex.errors import ConflictError, CortexError, InputError
 from cortex.jobs import schedule_state
 from cortex.jobs.intake.submission import parse_body
 from cortex.jobs.schedule_state import ScheduleState, read_schedules
+from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.service import JobService, ScheduledRun
@@ -92,6 +93,23 @@ class Schedules:
                     self._unreadable.add(record.name)
                     self._logger.error("a schedule can't be read", api=record.name, error=error)
         return list(self._submitting.values())
+
+    async def run_now(self, record: ApiRecord) -> JobRecord:
+        """Submit the job of an API's schedule now, besides the runs that are due.
+
+        Raises: InputError without a schedule, ConflictError if it may not overlap with an earlier run, and as
+        `JobService.submit`.
+        """
+        api, schedule = record.name, record.spec.schedule
+        if schedule is None:
+            raise InputError(f"{api} has no schedule")
+        now = self._clock()
+        submission = parse_body(schedule.submission, self._jobs.limits(api), ignores_unknown=True)
+        extra_writes = partial(schedule_state.record_run, api=api, at=now, may_overlap=schedule.overlap == "allow")
+        try:
+            return await self._jobs.submit(api, submission, run=ScheduledRun(now, extra_writes), is_trusted=True)
+        finally:
+            self._known = None
 
     async def describe(self, record: ApiRecord) -> Json | None:
         """Return an API's schedule as JSON, with its last and next run; None without a schedule."""

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from cortex.config.schema import Traffic
 from cortex.engine.usage import ResourceUsage
+from cortex.jobs.async_queue import QueueState
 from cortex.lifecycle import ApiStatus
 from cortex.operator.autoscaling.policy import Decision
 from cortex.operator.dashboard.charts import Chart, ChartLine, line_chart, sparkline
@@ -66,6 +67,7 @@ class ApiRow:
     load: ApiSample  #: of the last minute
     errors: float  #: part of the requests of the last minutes that failed with 5xx; NaN without requests
     spark: Markup
+    oldest_at: float | None = None  #: when the oldest waiting workload of an AsyncAPI was accepted, UNIX seconds
 
     @property
     def name(self) -> str:
@@ -102,7 +104,9 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_apis(request: Request) -> Response:
         """Show every API that the session's token permits."""
         described = await describe_apis(services, only=request.state.principal.api)
-        rows = sorted((_row(services, api) for api in described), key=lambda row: (_ORDER.index(row.status), row.name))
+        queues = await services.async_apis.queue_states()
+        rows = [_row(services, api, queues.get(api["spec"]["name"])) for api in described]
+        rows.sort(key=lambda row: (_ORDER.index(row.status), row.name))
         return pages.page(request, "apis.html", rows=rows, total=_total(rows))
 
     @router.get("/apis/{api}")
@@ -136,13 +140,14 @@ async def api_row(services: Services, name: str) -> ApiRow:
     return _row(services, (await describe_apis(services, only=name))[0])
 
 
-def _row(services: Services, api: Json) -> ApiRow:
+def _row(services: Services, api: Json, queue: QueueState | None = None) -> ApiRow:
     name = api["spec"]["name"]
     samples = services.load.samples(name)[-_SPARK_SAMPLES:]
     recent = services.load.recent(name, _ERRORS_S)
     errors = recent.server_errors_per_s / recent.requests_per_s if recent.requests_per_s > 0 else math.nan
     values = [sample.requests_per_s if sample else math.nan for _, sample in samples]
-    return ApiRow(api, services.load.recent(name), errors, sparkline(values))
+    oldest_at = queue.oldest_at if queue else None
+    return ApiRow(api, services.load.recent(name), errors, sparkline(values), oldest_at)
 
 
 def _total(rows: list[ApiRow]) -> Json:

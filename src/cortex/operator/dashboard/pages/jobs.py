@@ -209,12 +209,13 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_submission(request: Request, api: str, job: str) -> Response:
         """Show what was submitted, without the items, and the configuration of the API at that time."""
         row = await job_row(services, api, job)
+        submission = mask_secrets(spec_json(row.view.record))
         return pages.page(
             request,
             "jobs/submission.html",
             row=row,
             tab="submission",
-            submission=mask_secrets(spec_json(row.view.record)),
+            submission={key: value for key, value in submission.items() if value not in (None, "")},
             api_spec=job_json(row.view)["api_spec"],
         )
 
