@@ -14,15 +14,23 @@ import psutil
 import pytest
 
 from cortex.errors import ModelError
+from cortex.predictor.clients import serving_process
 from cortex.predictor.clients.serving_process import LocalServer
 from cortex.predictor.clients.tensorflow import TensorFlowLoader
 from cortex.predictor.clients.tensorflow_backend import LOCAL, choose_backend
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
-from harness.wait import has_ended, wait_until
+from harness.wait import SLACK, has_ended, wait_until
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 SCRIPT = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"
+
+
+@pytest.fixture(autouse=True)
+def patience_with_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow computes for seconds at its start, and much longer on a loaded machine."""
+    timeout_s = serving_process._START_TIMEOUT_S * SLACK
+    monkeypatch.setattr(serving_process, "_START_TIMEOUT_S", timeout_s)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +141,7 @@ def test_the_server_ends_with_the_process_that_started_it(executable: Path, fold
 _LOAD_AND_WAIT = """
 import signal, sys, threading
 from cortex.models.loader import LoadRequest
+from cortex.predictor.clients import serving_process
 from cortex.predictor.clients.serving_process import LocalServer
 server = LocalServer(sys.argv[1])
 request = LoadRequest("iris", "1", sys.argv[2] + "/iris", "digest", 1, None)

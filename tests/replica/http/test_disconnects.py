@@ -34,23 +34,6 @@ SYNC = """
         def handle_get(self):
             return os.getpid()
 """
-ASYNC = """
-    import asyncio, os, pathlib
-
-    class Handler:
-        def __init__(self, config):
-            self.end = pathlib.Path(os.environ["SHARED_FOLDER"], "end")
-
-        async def handle_post(self, payload):
-            print("started", flush=True)
-            try:
-                while not self.end.exists():
-                    await asyncio.sleep(0.01)
-                print("finished", flush=True)
-            except asyncio.CancelledError:
-                print("cancelled", flush=True)
-                raise
-"""
 GENERATOR = """
     import os, pathlib, time
 
@@ -69,38 +52,14 @@ GENERATOR = """
                 print("cancelled", flush=True)
                 raise
 """
-ASYNC_GENERATOR = """
-    import asyncio, os, pathlib
-
-    class Handler:
-        def __init__(self, config):
-            self.end = pathlib.Path(os.environ["SHARED_FOLDER"], "end")
-
-        async def handle_post(self, payload):
-            print("started", flush=True)
-            try:
-                while not self.end.exists():
-                    yield "x"
-                    await asyncio.sleep(0.01)
-                print("finished", flush=True)
-            except (GeneratorExit, asyncio.CancelledError):
-                print("cancelled", flush=True)
-                raise
-"""
-BATCH = """
-    import cortex, os, pathlib, time
-
-    class Handler:
-        def __init__(self, config):
-            self.end = pathlib.Path(os.environ["SHARED_FOLDER"], "end")
-
-        def handle_post(self, payload):
-            print(f"started {len(payload)}", flush=True)
-            while not cortex.cancelled() and not self.end.exists():
-                time.sleep(0.01)
-            print("cancelled" if cortex.cancelled() else "finished", flush=True)
-            return payload
-"""
+ASYNC_GENERATOR = (
+    GENERATOR.replace("import os, pathlib, time", "import asyncio, os, pathlib")
+    .replace("def handle_post", "async def handle_post")
+    .replace("time.sleep", "await asyncio.sleep")
+    .replace("except GeneratorExit", "except (GeneratorExit, asyncio.CancelledError)")
+)
+ASYNC = ASYNC_GENERATOR.replace('yield "x"', "pass")
+BATCH = SYNC.replace('"started"', 'f"started {len(payload)}"').replace("return {}", "return payload")
 STUCK = """
     import os, time
 
