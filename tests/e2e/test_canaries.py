@@ -116,7 +116,6 @@ def test_a_good_canary_replaces_the_old_revision_although_the_operator_is_killed
 
 def test_a_person_ends_a_trial(cortex: Installation, folder: Path) -> None:
     deploy(cortex, folder, version=11)
-    cortex.cortex("promote", "tried", check=False)
     assert "has no canary" in cortex.cortex("promote", "tried", check=False).stderr
     deploy(cortex, folder, version=12)
     assert "promoting revision" in cortex.cortex("promote", "tried").stdout

@@ -55,6 +55,22 @@ def test_other_values(key: str, value: object) -> None:
     assert list(secret_paths({key: value})) == []
 
 
+def test_secrets_in_the_submission_of_a_schedule_are_reported(tmp_path: Path) -> None:
+    config = """\
+- name: report
+  kind: BatchAPI
+  handler: {type: python, path: handler.py}
+  schedule:
+    cron: 0 4 * * *
+    submission: {workers: 1, item_list: {items: [1], batch_size: 1}, config: {api_key: abc}}
+"""
+    handler = "class Handler:\n    def __init__(self, config): pass\n    def handle_batch(self, payload): pass\n"
+    files = {"cortex.yaml": config, "handler.py": handler}
+    (found,) = problems(tmp_path, files)
+    assert (found.line, found.message.partition(" ")[0]) == (6, "api_key")
+    assert problems(tmp_path, files, ("api_key",)) == []
+
+
 def test_secrets_are_reported_where_they_are(tmp_path: Path) -> None:
     config = """\
 - name: iris

@@ -1,4 +1,4 @@
-"""Mask what looks like a secret in the parts of a configuration that are the user's own: `env`, `config`, submissions.
+"""Mask values that look like secrets in the user's own parts of a configuration: `env`, `config`, submissions.
 
 Keys of `cortex.yaml` itself are no secrets, such as `networking.auth`. Pure.
 """
@@ -75,7 +75,7 @@ def is_secret_field(field: str) -> bool:
 
 
 def is_secret(key: str) -> bool:
-    """Return True for the name of a key whose value may be a secret: its last word says so."""
+    """Return True if the last word of a key is that of a secret, such as `token`."""
     return _SECRET.search(_WORD_START.sub("_", key)) is not None
 
 

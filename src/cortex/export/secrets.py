@@ -14,19 +14,22 @@ from cortex.projects.project import ProjectFiles
 
 _INDEX_WITH_CREDENTIALS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s@]+@", re.IGNORECASE)
 _COMMENT = re.compile(r"(^|\s)#.*")
+_READ_ENV = "read it from an environment variable of .env instead"
 _ALLOW = "or add `--allow-secret {}` if it is none"
 
 
 def secret_problems(checked: CheckedFile, project: ProjectFiles, allowed: Collection[str]) -> list[Diagnostic]:
     """Return a diagnostic for each value of the configuration and each package index that looks like a secret.
 
-    `allowed` are names of variables and of keys of `config` whose values may be in the image.
+    `allowed` are names of variables, and of keys of `config` and of submissions, whose values may be in the image.
     """
     found: list[Diagnostic] = []
     for entry in checked.checked:
+        schedule = entry.api.schedule
         for field, values, fix in (
             ("handler.env", entry.api.handler.env, "move it to .env, which is not part of the image"),
-            ("handler.config", entry.api.handler.config, "read it from an environment variable of .env instead"),
+            ("handler.config", entry.api.handler.config, _READ_ENV),
+            ("schedule.submission", schedule.submission if schedule is not None else {}, _READ_ENV),
         ):
             for path in secret_paths(values):
                 if path[-1] not in allowed:

@@ -118,7 +118,7 @@ def read_job(connection: Connection, job_id: str) -> JobRecord | None:
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Which jobs a list contains; without values, all."""
+    """Filter of a list of jobs; without values, it matches all."""
 
     api: str | None = None
     statuses: Collection[JobStatus] = ()  #: empty: all

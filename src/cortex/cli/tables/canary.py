@@ -33,7 +33,7 @@ def canary_notes(api: Json) -> Iterator[str]:
 
 
 def show_canary(canary: Json, console: Console) -> None:
-    """Print what is known about each property of the newest revision."""
+    """Print the findings about the newest revision, a row for each property."""
     new, old = canary["revision_number"], canary["old_revision_number"]
     steps = " → ".join(f"{step} %" for step in canary["steps"])
     console.line(f"canary: revision {new} against revision {old}: {canary['outcome']}")

@@ -199,7 +199,7 @@ class Judge:
             self._observe_classes(old, new, self._shift)
 
     def findings(self) -> list[PropertyFinding]:
-        """Return what is known about each property."""
+        """Return the finding about each property."""
         worse, not_worse = self._needed
         found = [_finding("errors", self._errors, worse, not_worse)]
         found += [_finding(name, each, worse, not_worse) for name, each in self._slow.items()]

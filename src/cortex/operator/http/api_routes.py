@@ -182,7 +182,7 @@ def api_routes(services: Services) -> APIRouter:
 
 
 def promote_revision(services: Services, api: str, by: str) -> DeployResult:
-    """Let the newest revision of an API replace the old one. Raises: NotFoundError; ConflictError without a trial."""
+    """Promote the canary of an API. Raises: NotFoundError; ConflictError without a trial."""
     record = services.api(api)
     services.trials.promote(record, by)
     services.reconciler.wake()

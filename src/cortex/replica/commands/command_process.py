@@ -138,7 +138,7 @@ class CommandProcess:
                     os.kill(pid, number)
 
     def kill(self) -> None:
-        """Kill the command and its descendants; those that are forked meanwhile have their turn."""
+        """Kill the command and its descendants, also those that are forked meanwhile."""
         for _ in range(_MAX_KILLS):
             self.signal(signal.SIGKILL)
             if not any(map(is_running, descendants(os.getpid()))):

@@ -1,4 +1,4 @@
-"""Fork safety: find out what of a process that has constructed the user's class would not survive a fork.
+"""Fork safety: find the threads and devices of a process with the user's object that would not survive a fork.
 
 A fork has one thread. The memory of the others is there, but nothing runs them: a call that waits for one never ends.
 So each thread is named, with its library and the fix. Libraries differ:
@@ -73,7 +73,7 @@ class FileMapping:
 
 
 def check_fork_safety() -> list[str]:
-    """Return what does not survive a fork but harms no call of cortex, each with the fix.
+    """Return a finding for each thread that a fork loses, with its fix.
 
     Raises: UserError for what would let calls of a fork wait forever or fail.
     """

@@ -1,4 +1,4 @@
-"""Fork a process from one that has imported libraries or constructed a class: what both fork servers share."""
+"""Fork processes from one that has imported libraries or constructed a class, for both fork servers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def seed_numpy() -> None:
 
 
 def seed_torch() -> None:
-    """Do the same for PyTorch's global generator."""
+    """Give PyTorch's global generator random numbers of its own, likewise."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "seed"):  # not while it is being imported
         torch.seed()

@@ -21,9 +21,9 @@ from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
 from cortex.lifecycle import ApiKind
 
-#: Arguments of `cortex submit` in the hint for kinds that run jobs.
 #: File with a submission, as `cortex init` writes it.
 _JOB_NAME = "job.json"
+#: Arguments of `cortex submit` in the hint for kinds that run jobs.
 _SUBMISSIONS = {ApiKind.BATCH: " JOB.json", ApiKind.TASK: ""}
 
 

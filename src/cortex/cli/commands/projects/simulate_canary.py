@@ -1,4 +1,4 @@
-"""`cortex simulate --canary`: how soon a regression of a new version is noticed at given traffic."""
+"""`cortex simulate --canary`: estimate the time until a regression of a new version is noticed at given traffic."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
 
 
 async def api_row(services: Services, name: str) -> ApiRow:
-    """Return what every page of one API shows above its content. Raises: NotFoundError."""
+    """Return the row of an API, which each of its pages shows above its content. Raises: NotFoundError."""
     services.api(name)
     return _row(services, (await describe_apis(services, only=name))[0])
 
