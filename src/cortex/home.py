@@ -85,6 +85,11 @@ class Home:
         return self.path / "logs"
 
     @property
+    def recordings_dir(self) -> Path:
+        """Recordings of requests."""
+        return self.path / "recordings"
+
+    @property
     def run_dir(self) -> Path:
         """Identities of running processes: `run/operator.json`, `run/gateway/`, `run/replicas/<replica id>/`."""
         return self.path / "run"

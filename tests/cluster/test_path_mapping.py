@@ -28,6 +28,7 @@ NOT_PATHS = {
             "on_disconnect",
         ),
         *("node_groups", "app", "command", "endpoint", "protobuf_path", "config", "env", "api_spec", "working_copies"),
+        "record_redact",
     },
     "Setup": {"model_packages", "project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},

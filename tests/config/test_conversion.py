@@ -289,7 +289,7 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("autoscaling", "windows", 'did you mean "window"?'),
         ("networking", "port",
          "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, "
-         "sticky, websocket_idle_timeout, cors"),
+         "sticky, websocket_idle_timeout, cors, record"),
     ],
 )  # fmt: skip
 def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fix: str, tmp_path: Path) -> None:

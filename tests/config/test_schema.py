@@ -87,6 +87,7 @@ def test_defaults_match_the_documentation() -> None:
             "on_disconnect": "cancel",
             "websocket_idle_timeout_s": 3600.0,
             "cors": None,
+            "record": None,
         },
         "compute": {"cpu": 0.2, "mem": None, "gpu": 0, "inf": 0, "mem_limit": None, "node_groups": None},
         "autoscaling": {

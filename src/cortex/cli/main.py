@@ -35,6 +35,7 @@ _PACKAGES = {
         "get": "show all APIs, one API with its jobs, or one job",
         "logs": "show the logs of an API's replicas or of a job's workers",
         "predict": "send one request to an API",
+        "replay": "send the requests of a recording again, and compare the answers",
         "feedback": "send the true values of predictions that an API made",
         "submit": "submit a job to an API",
         "refresh": "replace all replicas of an API by new ones",

@@ -129,7 +129,7 @@ class Transport:
         """
         url = self.url + path + encode_query(query)
         with self._connection_errors():
-            connection = _connect(url, UPLOAD_TIMEOUT_S, self.trust)
+            connection = open_connection(url, UPLOAD_TIMEOUT_S, self.trust)
         try:
             with self._connection_errors():
                 _begin_upload(connection, method, url, self._headers(b"", content_type))
@@ -241,7 +241,7 @@ def open_response(
 
     Without `timeout_s`, there is no timeout. Raises: OSError, HTTPException.
     """
-    connection = _connect(url, timeout_s, trust)
+    connection = open_connection(url, timeout_s, trust)
     try:
         try:
             connection.request(method, _target(url), body, {"connection": "close", **headers})
@@ -331,7 +331,8 @@ def _user() -> str:
         return ""
 
 
-def _connect(url: str, timeout_s: float | None, trust: Trust) -> HTTPConnection:
+def open_connection(url: str, timeout_s: float | None, trust: Trust) -> HTTPConnection:
+    """Connect to the host of a URL. Raises: OSError, ssl.SSLError."""
     parts = urlsplit(url)
     is_secure = parts.scheme == "https"
     host = parts.hostname or ""

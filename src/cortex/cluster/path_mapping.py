@@ -16,7 +16,16 @@ from cortex.models.spec import HOME_PATH
 
 T = TypeVar("T")
 
-_FOLDERS = ("projects_dir", "environments_dir", "models_dir", "logs_dir", "replicas_dir", "sockets_dir", "metrics_dir")
+_FOLDERS = (
+    "projects_dir",
+    "environments_dir",
+    "models_dir",
+    "logs_dir",
+    "replicas_dir",
+    "sockets_dir",
+    "metrics_dir",
+    "recordings_dir",
+)
 
 
 def home_folders(source: Home, target: Home) -> dict[str, str]:

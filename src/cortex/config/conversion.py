@@ -437,11 +437,14 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
     if near is not None and isinstance(node.value, dict):
         return f'did you mean "{near}"?', f"{section}.{near}"
+    prefix = f"{section}." if section else ""
+    siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
+    longer = [other for other in siblings if {*key.split("_")} < {*other.split("_")}]  # max_size for max_batch_size
+    if "_" in key and len(longer) == 1 and (near := nearest(key, longer)):
+        return f'did you mean "{near}"?', prefix + near
     if meant := _find_moved_key(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
-    prefix = f"{section}." if section else ""
-    siblings = [other for other in generation.keys_of(section) if not draft.is_out_of_place(prefix + other)]
     # A key that another generation has here is not a misspelling.
     known = any(
         _translate_key(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS

@@ -138,6 +138,15 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "`type: asgi` and `command` only: the longest time without a message in either direction on a WebSocket, "
             "which is then closed with the code 1001. Only in files of the current form"
         ),
+        "networking.record.share": "part of the requests that are recorded, chosen by the request id",
+        "networking.record.max_size": "size of the recording in the folder or bucket; the oldest files make room",
+        "networking.record.redact": (
+            "what is removed: paths in JSON bodies, names of headers and of query parameters. "
+            '`redact: ["$.user.email", "$..password", X-User]`'
+        ),
+        "networking.record.to": (
+            "a folder of the machine on which a replica runs, or a bucket. `to: s3://my-bucket/recordings`"
+        ),
         "networking.cors.origins": (
             "the origins whose pages may read responses; every origin if the section `cors` is missing"
         ),

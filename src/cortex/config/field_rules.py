@@ -52,6 +52,9 @@ def field_violations(api: Api) -> Iterator[Violation]:
     if api.networking.on_disconnect == "kill" and api.handler.server_side_batching is not None:
         message = "kill cannot be used with server_side_batching: a call serves several clients"
         yield Violation(("networking.on_disconnect", _BATCHING), message, 'write "cancel" or "finish"')
+    if api.networking.record is not None and api.is_grpc:
+        message = "record cannot be used with protobuf_path: calls over gRPC are not recorded"
+        yield Violation(("networking.record", "handler.protobuf_path"), message, "remove it")
     cors = api.networking.cors
     if cors is not None and cors.credentials and "*" in cors.origins:
         message = 'with credentials, origins cannot be "*": browsers reject such responses'

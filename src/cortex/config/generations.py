@@ -97,6 +97,7 @@ _BOUNDS = {
     "compute.mem_limit": "compute.mem_limit",
 }
 _CORS = _rows("networking.cors", "origins headers credentials")  # extension
+_RECORD = _rows("networking.record", "share max_size redact to")  # extension
 _BATCHES = _rows("networking", "max_batch_size local_paths")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
@@ -300,6 +301,7 @@ HANDLER = _generation(
     _rows("networking", "on_disconnect sticky"),  # extensions
     {"networking.websocket_idle_timeout": "networking.websocket_idle_timeout_s"},
     _CORS,
+    _RECORD,
     _BATCHES,
     _READINESS,
     _SCHEDULE,
@@ -347,6 +349,7 @@ _DEFINITION = 'write "definition:" with "path"'
 _APPLICATION = "remove it: only a RealtimeAPI can have an application"
 _COMMAND = "remove it: only a RealtimeAPI can have a command"
 _NO_PROCESSES = "remove it: its requests are stored, and any process may run them"
+_NOT_RECORDED = "remove it: only requests of a RealtimeAPI are recorded"
 _OF_TARGETS = "set it for the APIs that the splitter names"
 
 #: By kind: a key in any section, or a key with its section → the fix.
@@ -376,6 +379,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "poll_interval": "remove it: models are loaded when a process starts; `cortex refresh` loads new versions",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
+            "record": _NOT_RECORDED,
             "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
             "server_side_batching": _ONE_CALL,
             "tracker": _REMOVE,
@@ -398,6 +402,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "poll_interval": "remove it: the models of a job are not reloaded",
             "protobuf_path": _REMOVE,
             "readiness": _REMOVE,
+            "record": _NOT_RECORDED,
             "server_side_batching": 'remove it: a submission sets the "batch_size" of its job',
             "timeout": 'remove it: a submission sets the "timeout" of its job',
             "tracker": _REMOVE,

@@ -41,6 +41,7 @@ from cortex.config.values import (
     wrong_type,
 )
 from cortex.lifecycle import ApiKind
+from cortex.recording import json_path
 
 
 class ConfigModel(BaseModel):
@@ -241,6 +242,7 @@ WORKLOAD_S = 3600.0  #: default time limit of one workload of an AsyncAPI
 WEBSOCKET_IDLE_S = 3600.0  #: default limit of the time without a message on a WebSocket
 START_S = 600.0  #: default time until the server of a command is ready
 ASGI_CONCURRENCY = 100  #: default target of requests in flight per process of an ASGI application or a command
+MIN_RECORDING_BYTES = 16 * 1024**2  #: of all files of a recording
 MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored as one database value
 
 
@@ -448,10 +450,57 @@ class CorsConfig(ConfigModel):
     credentials: Annotated[bool, BeforeValidator(true_or_false)] = False
 
 
+@accepts(type="string", pattern=r"^((s3|gs)://.*[^/]|/.*)$")
+def _recording_location(value: object) -> str:
+    location = text(value)
+    if location.startswith(STORES):
+        if not location.split("://", 1)[1].strip("/"):
+            raise problem(f"{quote(location)} has no bucket name", f'write "{location[:5]}bucket/path"')
+        return location.rstrip("/")
+    if not location.startswith("/"):
+        suggestion = _as_store(location) or "/data/recordings"
+        raise problem(
+            f"{quote(location)} must be an absolute path, or start with s3:// or gs://", f"write {quote(suggestion)}"
+        )
+    return posixpath.normpath(f"/{location.lstrip('/')}")
+
+
+@accepts(type="string", pattern=rf"({json_path.PATTERN})|(^[A-Za-z0-9_.-]+$)")
+def _redacted(value: object) -> str:
+    name = text(value)
+    if not re.fullmatch(json_path.PATTERN if name.startswith("$") else r"[A-Za-z0-9_.-]+", name):
+        raise problem(
+            f"{quote(name)} must be a path in JSON bodies, or the name of a header or query parameter",
+            'write something like "$.user.email", "$.items[*].name", "$..password" or "X-User"',
+        )
+    return name
+
+
+@accepts(**getattr(memory_bytes, ACCEPTED))
+def _recording_size(value: object) -> int:
+    size = memory_bytes(value)
+    if size < MIN_RECORDING_BYTES:
+        raise problem(f"must be at least 16Mi (got {quote(value)})", 'write something like "1Gi"')
+    return size
+
+
+class RecordConfig(ConfigModel):
+    """How requests and their answers are recorded, for `cortex replay`."""
+
+    null_means_default = frozenset({"redact", "to"})
+
+    share: Annotated[str, BeforeValidator(percentage(above=0))] = "100%"  #: of the requests
+    max_size: Annotated[int, BeforeValidator(_recording_size)] = 1024**3  #: bytes; the oldest files make room
+    #: Paths in JSON bodies, names of headers and query parameters.
+    redact: Annotated[list[Annotated[str, BeforeValidator(_redacted)]], BeforeValidator(a_list)] | None = None
+    #: A folder or bucket; None: `recordings` in CORTEX_HOME.
+    to: Annotated[str, BeforeValidator(_recording_location)] | None = None
+
+
 class Networking(ConfigModel):
     """The endpoint of an API and the limits of a request."""
 
-    null_means_default = frozenset({"endpoint", "local_paths", "cors"})
+    null_means_default = frozenset({"endpoint", "local_paths", "cors", "record"})
 
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
     timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: WORKLOAD_S for an AsyncAPI
@@ -468,6 +517,7 @@ class Networking(ConfigModel):
     #: without a message in either direction
     websocket_idle_timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = WEBSOCKET_IDLE_S
     cors: CorsConfig | None = None  #: None: pages of every origin may read responses
+    record: RecordConfig | None = None  #: None: no request is recorded
 
     @property
     def needs_key(self) -> bool:

@@ -23,6 +23,7 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
 from cortex.replica.channel import Channel
 from cortex.replica.http.connection import Connection
+from cortex.replica.monitoring.exchange_writer import open_exchange_writer
 from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.tracker import PredictionTracker
@@ -161,6 +162,7 @@ def _serve(
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
     server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
+    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
@@ -168,6 +170,8 @@ def _serve(
     channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()
     server.shutdown()
+    if exchanges is not None:
+        exchanges.close()
     return orphan
 
 
@@ -195,11 +199,14 @@ def _serve_application(
     from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
     server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
+    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
     channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
     loop.run_forever()
+    if exchanges is not None:
+        exchanges.close()
     return orphan
 
 

@@ -110,6 +110,10 @@ class ReplicaSpec:
     strip_prefix: bool = True  #: of `type: command`: the server gets paths without `endpoint`
     start_timeout_s: float = 600.0  #: of `type: command`: time until the server is ready
     preload: bool = False  #: the class is constructed in a fork server, from which the processes are forked
+    record_share: float = 0.0  #: part of the requests that are recorded; 0: none
+    record_max_bytes: int = 0  #: of the recording
+    record_redact: tuple[str, ...] = ()  #: as in `config.schema.RecordConfig`
+    record_to: str = field(default="", metadata=HOME_PATH)  #: folder or URL
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property
@@ -161,6 +165,7 @@ class ReplicaSpec:
                 "setup": Setup(**setup) if setup else None,
                 "sockets": tuple(data["sockets"]),
                 "command": tuple(data.get("command", ())),
+                "record_redact": tuple(data.get("record_redact", ())),
                 "node_groups": tuple(data.get("node_groups", ())),
                 "gpu_ids": tuple(data.get("gpu_ids", ())),
                 "inf_ids": tuple(data.get("inf_ids", ())),

@@ -6,6 +6,7 @@ Only this package imports obstore. Objects that do not fit into memory are read 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import tempfile
@@ -55,6 +56,17 @@ async def write(url: str, data: bytes, environ: Mapping[str, str]) -> None:
     """Create or replace the object at `url` atomically. Raises: StorageError."""
     location = Location.of(url)
     await location.run(environ, lambda store: obstore.put_async(store, location.key, data), "write")
+
+
+async def delete(url: str, environ: Mapping[str, str]) -> None:
+    """Delete the object at `url`, if it exists. Raises: StorageError."""
+    location = Location.of(url)
+
+    async def delete_object(store: ObjectStore) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            await obstore.delete_async(store, location.key)
+
+    await location.run(environ, delete_object, "write")
 
 
 async def download(url: str, destination: Path, environ: Mapping[str, str]) -> None:

@@ -354,6 +354,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         parts["tracker"] = [api.tracker.key, api.tracker.model_type]
     if api.readiness is not None:
         parts["readiness"] = api.readiness
+    if api.networking.record is not None:
+        parts["record"] = api.networking.record.model_dump(mode="json")
     if api.runs_command:  # its environment has the endpoint
         parts["endpoint"] = api.networking.endpoint
     return _digest(parts)

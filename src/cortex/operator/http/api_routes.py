@@ -207,6 +207,8 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described[name] = [status_json(job) for job in jobs]
     if record.spec.kind.has_replicas and (room := services.scaling.room(record)) is not None:
         described["room"] = asdict(room)
+    if (recording := await services.metrics.recording(record)) is not None:
+        described["recording"] = recording
     if record.spec.tracker is not None:
         described["tracker"] = await asyncio.to_thread(services.tracking.describe, record)
     return described

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
@@ -21,6 +21,7 @@ from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
+from cortex.replica.monitoring.exchange_writer import RECORDED_KEY, UNRECORDED_KEYS
 from cortex.replica.monitoring.metrics import (
     DURATION_BOUNDS_S,
     HANDLER,
@@ -61,6 +62,8 @@ HELP: Mapping[str, str] = {
     "cortex_async_queue_length": "Workloads of an AsyncAPI that are not finished.",
     "cortex_predictions_total": "Tracked predictions, by class for classification.",
     "cortex_untracked_predictions_total": "Responses without a prediction of the tracker's type.",
+    "cortex_recorded_requests_total": "Requests in the recording of networking.record.",
+    "cortex_unrecorded_requests_total": "Requests that could not be recorded, by reason.",
     "cortex_prediction_value_sum": "Sum of tracked numbers.",
     "cortex_prediction_value_min": "Smallest tracked number.",
     "cortex_prediction_value_max": "Largest tracked number.",
@@ -119,6 +122,18 @@ class Metrics:
     async def usage(self) -> Mapping[str, ResourceUsage]:
         """Measure the replicas, by id."""
         return await self._usage()
+
+    async def recording(self, record: ApiRecord) -> dict[str, Any] | None:
+        """Return where the requests of an API are recorded, and how many of them were; None without `record`."""
+        settings = record.spec.networking.record
+        if settings is None:
+            return None
+        numbers = await asyncio.to_thread(self._totals.of, record.name)
+        return {
+            "to": settings.to,
+            "recorded": int(numbers.get(RECORDED_KEY, 0)),
+            "unrecorded": {reason: int(numbers.get(key, 0)) for reason, key in UNRECORDED_KEYS.items()},
+        }
 
     async def text(self) -> bytes:
         """Return the page for all APIs that are deployed."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cortex.config.api_spec import api_spec
 from cortex.config.schema import Api, Compute
+from cortex.config.values import fraction
 from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source, trusts_pickle
@@ -22,6 +23,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
     sockets = home.sockets_dir / secrets.token_hex(5)  # short: the limit of socket paths is 104 characters
     processes, batching = handler.processes_per_replica, handler.server_side_batching
     project_dir = home.projects_dir / target.project_hash
+    record = api.networking.record
     return ReplicaSpec(
         id=replica_id,
         api=api.name,
@@ -71,6 +73,10 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         tracker_key=api.tracker.key if api.tracker else None,
         tracker_type=api.tracker.model_type if api.tracker else None,
         readiness=api.readiness,
+        record_share=fraction(record.share) if record else 0.0,
+        record_max_bytes=record.max_size if record else 0,
+        record_redact=tuple(record.redact or ()) if record else (),
+        record_to=(record.to or str(home.recordings_dir)) if record else "",
         node_groups=tuple(api.compute.node_groups or ()),
         setup=setup_of(target) if not prepared.python else None,
     )

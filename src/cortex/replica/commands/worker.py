@@ -34,6 +34,7 @@ from cortex.replica.commands.command_process import CommandProcess
 from cortex.replica.commands.readiness_probe import PROBE_S, SILENCE_S, probe, wait_until_ready
 from cortex.replica.commands.server import FLUSH_S, CommandServer
 from cortex.replica.commands.upstream import Address
+from cortex.replica.monitoring.exchange_writer import open_exchange_writer
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.orphan import Inheritance
@@ -85,6 +86,7 @@ def _serve(
 ) -> int:
     file, tracing = open_metrics(spec, index), open_tracing(spec, index)
     server = CommandServer(spec, process, address, loop, shared_state, file, tracing)
+    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
     tasks = [loop.create_task(_report_end(process, server, channel, loop))]
     if spec.readiness is not None:
@@ -94,6 +96,8 @@ def _serve(
     process.kill()  # what the command has left behind
     with contextlib.suppress(OSError):  # the folder may be gone
         Path(process.socket_path).unlink(missing_ok=True)
+    if exchanges is not None:
+        exchanges.close()
     if tracing is not None:
         tracing.shutdown()
     orphan.finish()

@@ -31,6 +31,7 @@ from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 from cortex.replica.spec import RequestLimits
 
 if TYPE_CHECKING:
+    from cortex.replica.monitoring.exchange_writer import ExchangeWriter, StreamedAnswer
     from cortex.replica.monitoring.spans import RequestSpan
 
 Header = tuple[bytes, bytes]
@@ -80,6 +81,7 @@ class ConnectionPool:
         self.recorder = recorder
         self.handle = handle
         self.max_body_bytes = max_body_bytes
+        self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
         self.cancels_calls = True  #: a call is cancelled if its client disconnects
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.served = 0  #: responses written completely
@@ -174,6 +176,7 @@ class Connection:
     may_have_openai_errors = False  #: below `/v1`
     __slots__ = (
         "_abandoned",
+        "_answer",
         "_backlog",
         "_body",
         "_body_bytes",
@@ -181,6 +184,7 @@ class Connection:
         "_clients",
         "_clock",
         "_close_after",
+        "_exchanges",
         "_fd",
         "_flushed",
         "_handle",
@@ -240,6 +244,8 @@ class Connection:
         self._shared = pool.shared_state
         self._journal = pool.shared_state.journal
         self._recorder = pool.recorder
+        self._exchanges = pool.exchanges
+        self._answer: StreamedAnswer | None = None  #: the present one, if it is recorded
         self._handle = pool.handle
         self._buffer = pool.buffer
         self._clients = (self,)
@@ -263,6 +269,16 @@ class Connection:
     def body(self) -> bytes:
         """Return the complete body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Return whether a recording has requests of this kind."""
+        return not self.requests_info
+
+    @property
+    def recorded_body(self) -> tuple[bytes, int]:
+        """Return the body for a recording, or its beginning, and its size."""
+        return self.body, self._body_bytes
 
     @property
     def path_below(self) -> bytes:
@@ -402,6 +418,7 @@ class Connection:
         if self.span is not None:
             self._end_span("connection_closed")
         # A reference cycle with the parser delays the destruction of this object: free large buffers now.
+        self._answer = None
         self._backlog.clear()
         if not self._abandoned:
             self._body.clear()
@@ -559,6 +576,8 @@ class Connection:
             return
         if status in BODILESS:
             body = b""
+        if self._exchanges is not None and not self._refused:
+            self._exchanges.add(self, status, media_type, headers, body)
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
             response_head(status, media_type, headers),
             self._timing(status),
@@ -588,10 +607,14 @@ class Connection:
         """Begin a response of unknown length; its first chunk goes with its head if it is small."""
         if self.open:
             self._close_after = status in BODILESS  # its chunks must not be parsed as the next response
+            if self._exchanges is not None:
+                self._answer = self._exchanges.begin(self, status, media_type, headers)
             timing = self._timing(status)
             self._set_state(ConnectionState.ANSWERING)
             head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
             if len(chunk) < JOIN_BYTES:
+                if self._answer is not None:
+                    self._answer.append(chunk)
                 self._send(head + framed_chunk(chunk))
             else:
                 self._send(head)
@@ -600,6 +623,8 @@ class Connection:
     def stream(self, chunk: bytes) -> None:
         """Write a chunk of a response of unknown length."""
         if self.open and chunk:
+            if self._answer is not None:
+                self._answer.append(chunk)
             self._send(framed_chunk(chunk))
 
     def end_stream(self) -> None:
@@ -686,6 +711,9 @@ class Connection:
             return
         if self.span is not None:
             self._end_span()
+        if self._answer is not None and self._exchanges is not None:
+            self._exchanges.end(self, self._answer)
+            self._answer = None
         if self._backlog:
             self._set_state(_DRAINING)
         else:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from httptools import HttpParserUpgrade
 
+from cortex.recording.exchange import MAX_BODY_BYTES
 from cortex.replica.http.connection import BODILESS, JOIN_BYTES, Connection, Header, framed_chunk, response_head
 from cortex.replica.shared_state import ConnectionState
 
@@ -34,7 +35,9 @@ class ConnectionCall(Protocol):
 class StreamingConnection(Connection):
     """A connection from the gateway for the requests of an application."""
 
-    __slots__ = ("_has_length", "_is_bodiless", "_is_upgraded", "call", "is_complete", "is_upgrade")
+    _request: list[bytes] | None  #: copy of the body for a recording
+
+    __slots__ = ("_has_length", "_is_bodiless", "_is_upgraded", "_request", "call", "is_complete", "is_upgrade")
 
     # The request.
 
@@ -42,6 +45,17 @@ class StreamingConnection(Connection):
     def has_body(self) -> bool:
         """Return whether a part of the body waits to be taken."""
         return bool(self._body)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Return whether a recording has requests of this kind: no WebSockets."""
+        return not self.is_upgrade
+
+    @property
+    def recorded_body(self) -> tuple[bytes, int]:
+        """Return the body for a recording, or its beginning, and its size; one more if the rest was not awaited."""
+        content = b"".join(self._request or ())
+        return content, self._body_bytes if self.is_complete else max(self._body_bytes, len(content) + 1)
 
     def take_body(self) -> bytes:
         """Return the part of the body that has arrived, and read the next one."""
@@ -62,6 +76,8 @@ class StreamingConnection(Connection):
         super().on_headers_complete()
         if self._parser.should_upgrade():
             self.is_upgrade = dict(self.headers).get(b"upgrade", b"").lower() == b"websocket"
+        if self._exchanges is not None and not self.is_upgrade:
+            self._request = []
         self._handle(self)
 
     def on_body(self, data: bytes) -> None:
@@ -73,6 +89,8 @@ class StreamingConnection(Connection):
             self._fail(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
             return
         self._body.append(data)
+        if self._request is not None and self._body_bytes <= MAX_BODY_BYTES:
+            self._request.append(data)
         if sum(map(len, self._body)) > MAX_UNREAD_BYTES:
             self.pause()
         self.call.wake()
@@ -117,6 +135,7 @@ class StreamingConnection(Connection):
     def _reset(self) -> None:
         super()._reset()
         self.call: ConnectionCall | None = None
+        self._request = None
         self.is_complete = False  #: the whole body has arrived; some of it may wait to be taken
         self.is_upgrade = False  #: the client asks for a WebSocket
         self._is_upgraded = False
@@ -132,6 +151,8 @@ class StreamingConnection(Connection):
             return
         self._has_length = length is not None
         self._is_bodiless = is_head or status in BODILESS
+        if self._request is not None and self._exchanges is not None and not is_head:
+            self._answer = self._exchanges.begin(self, status, None, headers)
         timing = self._timing(status)
         self._set_state(ConnectionState.ANSWERING)
         head = response_head(status, None, headers)
@@ -149,6 +170,8 @@ class StreamingConnection(Connection):
 
     def _write(self, start: bytes, data: bytes) -> None:
         """Write `start` and a part of the body, together if the part is small."""
+        if self._answer is not None and not self._is_bodiless:
+            self._answer.append(data)
         if self._is_bodiless:
             data = b""
         elif not self._has_length:

@@ -137,6 +137,8 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
         console.line(line)
     if note := shortage_note(api):
         console.line(note)
+    if recording := api.get("recording"):
+        console.line(_recording_line(recording))
     if tracked := api.get("tracker"):
         show_tracker(tracked, api["spec"]["name"], console, now)
     if models := api.get("models"):
@@ -151,6 +153,12 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
         console.line(UserError(failure["message"], failure["traceback"]).in_full())
         if note := previous_version_note(api):
             console.line(note)
+
+
+def _recording_line(recording: Json) -> str:
+    missing = [f"{number:,} {reason}" for reason, number in recording["unrecorded"].items() if number]
+    lost = f", not recorded: {', '.join(missing)} (`cortex logs` shows why)" if missing else ""
+    return f"recorded: {recording['recorded']:,} requests{lost}"
 
 
 def _live_revision(newest: int, live: int | None) -> str:

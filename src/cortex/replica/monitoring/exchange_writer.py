@@ -1,0 +1,317 @@
+"""The writer of a worker's recording: `networking.record`.
+
+The event loop puts a share of the requests with their answers into a queue, which is limited in number and in bytes; a
+thread encodes them and writes them. Requests that find the queue full are counted instead. Recording never fails a
+request: if it can't go on, it stops with one line in the log, and tries again after a minute.
+
+`python -m benchmarks.recording` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cortex.errors import StorageError
+from cortex.recording.exchange import MAX_BODY_BYTES, ExchangeEncoder, RawExchange, Redaction, encode_head
+from cortex.recording.storage import BucketStorage, FolderStorage, RecordingStorage
+from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, series_key
+from cortex.replica.monitoring.request_log import write_log
+from cortex.replica.spec import ReplicaSpec
+
+if TYPE_CHECKING:
+    from cortex.replica.http.connection import Connection, Header
+
+MAX_QUEUED = 4096
+MAX_QUEUED_BYTES = 32 * 1024 * 1024
+#: Writing again is tried after this time.
+RETRY_S = 60.0
+#: The thread lets exchanges gather, so that it is not woken for each of them.
+_GATHER_S = 0.05
+#: One write to the storage has this many exchanges at most, and ends with the one that makes it so long.
+_BATCH, _BATCH_BYTES = 64, 256 * 1024
+_CLOSE_S = 2.0
+_FIXED_BYTES = 1024  #: of an exchange besides its bodies
+
+RECORDED = "cortex_recorded_requests_total"
+UNRECORDED = "cortex_unrecorded_requests_total"
+RECORDED_KEY = series_key(SeriesKind.COUNTER, RECORDED)
+#: By reason: there were more requests than the thread could write, recording had stopped, or it stopped with them.
+UNRECORDED_KEYS = {
+    reason: series_key(SeriesKind.COUNTER, UNRECORDED, {"reason": reason})
+    for reason in ("queue full", "stopped", "write failed")
+}
+FULL_KEY, STOPPED_KEY, FAILED_KEY = UNRECORDED_KEYS.values()
+
+
+class StreamedAnswer:
+    """An answer whose parts are sent one after the other."""
+
+    __slots__ = ("_parts", "headers", "kept_bytes", "media_type", "size_bytes", "status")
+
+    def __init__(self, status: int, media_type: bytes | None, headers: Sequence[Header]) -> None:
+        self.status = status
+        self.media_type = media_type
+        self.headers = headers
+        self.size_bytes = self.kept_bytes = 0
+        self._parts: list[bytes] = []
+
+    def append(self, data: bytes) -> None:
+        """Add a part."""
+        self.size_bytes += len(data)
+        if kept := data[: MAX_BODY_BYTES - self.kept_bytes]:
+            self._parts.append(kept)
+            self.kept_bytes += len(kept)
+
+    @property
+    def body(self) -> bytes:
+        """Return the body, or its beginning."""
+        return b"".join(self._parts)
+
+
+class ExchangeWriter:
+    """Records exchanges of one process. `add`, `begin` and `end` are for the event-loop thread."""
+
+    def __init__(
+        self, share: float, redaction: Redaction, storage: RecordingStorage, file: MetricFile | None, place: str
+    ) -> None:
+        """Create the writer; `place` names the storage in log lines."""
+        self._limit = round(share * 2**32)
+        self._encoder = ExchangeEncoder(redaction)
+        self._storage = storage
+        self._place = place
+        self._queue: deque[RawExchange] = deque()
+        # Each has one writer: the event loop, or the thread.
+        self._added_bytes = self._removed_bytes = 0
+        self._cells = {
+            key: (file.cells, index)
+            for key in (RECORDED_KEY, FULL_KEY, STOPPED_KEY, FAILED_KEY)
+            if file is not None and (index := file.index_of(key)) is not None
+        }
+        self._wake = threading.Event()
+        self._is_closing = threading.Event()
+        self._is_stopped = False
+        self._retry_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="cortex-recording", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is queued, for at most two seconds."""
+        self._is_closing.set()
+        self._wake.set()
+        self._thread.join(_CLOSE_S)
+
+    # Event loop.
+
+    def add(
+        self, connection: Connection, status: int, media_type: bytes | None, headers: Sequence[Header], body: bytes
+    ) -> None:
+        """Record a complete answer, if the request belongs to the share."""
+        if zlib.crc32(connection.request_id) < self._limit and connection.is_recordable:
+            self._put(connection, status, media_type, headers, body[:MAX_BODY_BYTES], len(body), is_stream=False)
+
+    def begin(
+        self, connection: Connection, status: int, media_type: bytes | None, headers: Sequence[Header]
+    ) -> StreamedAnswer | None:
+        """Begin to record an answer; None if the request does not belong to the share."""
+        if zlib.crc32(connection.request_id) >= self._limit or not connection.is_recordable:
+            return None
+        return StreamedAnswer(status, media_type, headers)
+
+    def end(self, connection: Connection, answer: StreamedAnswer) -> None:
+        """Record the answer, whose last part was sent."""
+        self._put(
+            connection,
+            answer.status,
+            answer.media_type,
+            answer.headers,
+            answer.body,
+            answer.size_bytes,
+            is_stream=True,
+        )
+
+    def _put(
+        self,
+        connection: Connection,
+        status: int,
+        media_type: bytes | None,
+        headers: Sequence[Header],
+        body: bytes,
+        size: int,
+        is_stream: bool,
+    ) -> None:
+        if self._pauses:
+            self._count(STOPPED_KEY)
+            return
+        waiting = self._added_bytes - self._removed_bytes
+        if len(self._queue) >= MAX_QUEUED or waiting >= MAX_QUEUED_BYTES:
+            self._count(FULL_KEY)
+            return
+        now_ns = time.monotonic_ns()
+        request, request_size = connection.recorded_body
+        started_ns = connection.started_ns
+        exchange = RawExchange(
+            connection.request_id,
+            time.time_ns(),
+            now_ns - (connection.arrived_ns or now_ns),
+            (connection.returned_ns or now_ns) - started_ns if started_ns else 0,
+            connection.method,
+            connection.path_below,
+            connection.url.partition(b"?")[2],
+            connection.headers,
+            request[:MAX_BODY_BYTES],
+            request_size,
+            status,
+            media_type,
+            headers,
+            body,
+            size,
+            is_stream,
+        )
+        self._added_bytes += _size(exchange)
+        self._queue.append(exchange)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _count(self, key: str, number: int = 1) -> None:
+        cell = self._cells.get(key)
+        if cell is not None:
+            cells, index = cell
+            cells[index] += number
+
+    @property
+    def _pauses(self) -> bool:
+        return self._is_stopped and time.monotonic() < self._retry_at
+
+    # Thread.
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            self._wake.wait(self._storage.due_s(time.monotonic()))
+            self._is_closing.wait(_GATHER_S)
+            self._wake.clear()
+            self._write_queued()
+        self._write_queued()
+        with contextlib.suppress(OSError, StorageError):
+            self._storage.close()
+
+    def _write_queued(self) -> None:
+        while self._queue:
+            exchanges: list[RawExchange] = []
+            size = 0
+            while self._queue and len(exchanges) < _BATCH and size < _BATCH_BYTES:
+                exchanges.append(self._queue.popleft())
+                size += _size(exchanges[-1])
+            self._removed_bytes += size
+            if self._pauses:
+                self._count(FAILED_KEY, len(exchanges))
+            else:
+                self._attempt(partial(self._write, exchanges))
+        self._attempt(lambda: self._storage.flush(time.monotonic()))
+
+    def _write(self, exchanges: list[RawExchange]) -> None:
+        lines = []
+        for exchange in exchanges:
+            try:
+                line = self._encoder.encode(exchange)
+            except Exception:  # values that are nested too deeply, say; the others are recorded
+                self._count(FAILED_KEY)
+                continue
+            if line:
+                lines.append(line)
+        if lines:
+            try:
+                self._storage.write(b"".join(lines))
+            except BaseException:
+                self._count(FAILED_KEY, len(lines))
+                raise
+            self._recorded(len(lines))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Write; if that fails, stop recording for a while."""
+        try:
+            work()
+        except Exception as error:  # whatever it is, requests are served
+            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            self._retry_at = time.monotonic() + RETRY_S
+            if not self._is_stopped:
+                write_log(f"recording of requests to {self._place} stopped: {reason}; requests are served as before\n")
+            self._is_stopped = True
+
+    def _recorded(self, number: int) -> None:
+        self._count(RECORDED_KEY, number)
+        if self._is_stopped:
+            self._is_stopped = False
+            write_log(f"recording of requests to {self._place} continues\n")
+
+
+def _size(exchange: RawExchange) -> int:
+    return len(exchange.request) + len(exchange.answer) + _FIXED_BYTES
+
+
+def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
+    """Start to record the requests of this process; None if its API does not record."""
+    if not spec.record_share:
+        return None
+    index = os.environ.get("CORTEX_PROCESS_INDEX", "0")
+
+    def head(started: datetime) -> bytes:
+        return encode_head(
+            api=spec.api,
+            revision=spec.revision,
+            replica=spec.id,
+            process=int(index),
+            started=started,
+            redact=list(spec.record_redact),
+        )
+
+    name = f"{spec.id}-{index}-{os.getpid()}"
+    storage: RecordingStorage
+    if "://" in spec.record_to:
+        place = f"{spec.record_to.rstrip('/')}/{spec.api}"
+        storage = BucketStorage(_Bucket(place), name, head, spec.record_max_bytes)
+    else:
+        place = str(Path(spec.record_to) / spec.api)
+        storage = FolderStorage(Path(place), name, head, spec.record_max_bytes)
+    writer = ExchangeWriter(spec.record_share, Redaction.parse(spec.record_redact), storage, file, place)
+    writer.start()
+    return writer
+
+
+class _Bucket:
+    """The objects below a URL, with the credentials of this process's environment."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def put(self, name: str, content: bytes) -> None:
+        """Create an object. Raises: StorageError."""
+        from cortex.storage.client import write  # noqa: PLC0415 - other processes start faster
+
+        asyncio.run(write(f"{self._url}/{name}", content, os.environ))
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """List all objects by name and size in bytes. Raises: StorageError."""
+        from cortex.storage.client import list_objects  # noqa: PLC0415
+
+        return [(item.name, item.size_bytes) for item in asyncio.run(list_objects(self._url, os.environ))]
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects. Raises: StorageError."""
+        from cortex.storage.client import delete  # noqa: PLC0415
+
+        for name in names:
+            asyncio.run(delete(f"{self._url}/{name}", os.environ))
