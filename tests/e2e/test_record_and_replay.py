@@ -24,7 +24,7 @@ CONFIG = """
       kind: RealtimeAPI
       handler: {type: python, path: handler.py, processes_per_replica: 2}
       networking:
-        record: {redact: ["$.password", X-User]}
+        record: {share: 100%, redact: ["$.password", X-User]}
 """
 REQUESTS = 60
 

@@ -34,6 +34,7 @@ MAX_BODY_BYTES = 1024 * 1024
 #: Product in `User-Agent` of `cortex replay`, whose requests are not recorded again.
 REPLAY_AGENT = "cortex-replay"
 
+_REPLAY_AGENT = REPLAY_AGENT.encode()
 _NS_PER_MS, _NS_PER_S = 1e6, 1e9
 _MAX_NAMES = 1000
 #: Names of headers and query parameters that have credentials.
@@ -94,10 +95,16 @@ class ExchangeEncoder:
 
     def encode(self, raw: RawExchange) -> bytes:
         """Return one line with its end; empty for a request of `cortex replay`."""
-        answer_headers = {name.lower(): value for name, value in raw.answer_headers}
-        headers = dict(raw.headers)
-        if headers.get(b"user-agent", b"").startswith(REPLAY_AGENT.encode()):
-            return b""
+        headers: list[tuple[str, str]] = []
+        media_type = b""
+        for name, value in raw.headers:
+            if name == b"user-agent" and value.startswith(_REPLAY_AGENT):
+                return b""
+            if self._headers.get(name) or (name not in self._headers and self._is_recorded(name)):
+                headers.append((name.decode("latin-1"), value.decode("latin-1")))
+            elif name == b"content-type":
+                media_type = value
+        answer_headers = {name.lower(): value for name, value in raw.answer_headers} if raw.answer_headers else {}
         line: dict[str, Any] = {
             "id": raw.request_id.decode("latin-1"),
             "time": datetime.fromtimestamp((raw.ended_ns - raw.duration_ns) / _NS_PER_S, UTC),
@@ -105,12 +112,8 @@ class ExchangeEncoder:
             "method": raw.method,
             "path": raw.path.decode("latin-1"),
             "query": self._query(raw.query.decode("latin-1")),
-            "headers": [
-                (name.decode("latin-1"), value.decode("latin-1"))
-                for name, value in raw.headers
-                if self._is_recorded(name)
-            ],
-            "request": self._body(headers.get(b"content-type", b""), raw.request, raw.request_bytes),
+            "headers": headers,
+            "request": self._body(media_type, raw.request, raw.request_bytes),
             "status": raw.status,
             "response": self._body(
                 raw.media_type or answer_headers.get(b"content-type", b""), raw.answer, raw.answer_bytes
@@ -120,17 +123,15 @@ class ExchangeEncoder:
             line["handler_ms"] = round(raw.handler_ns / _NS_PER_MS, 3)
         if raw.is_stream:
             line["stream"] = True
-        if coding := answer_headers.get(b"content-encoding"):
+        if answer_headers and (coding := answer_headers.get(b"content-encoding")):
             line["response"]["content_encoding"] = coding.decode("latin-1")
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z)
 
     def _is_recorded(self, name: bytes) -> bool:
-        found = self._headers.get(name)
-        if found is None:
-            text = name.decode("latin-1")
-            found = self._redaction.allows(text) and not _OF_CONNECTION.fullmatch(text.lower())
-            if len(self._headers) < _MAX_NAMES:
-                self._headers[name] = found
+        text = name.decode("latin-1")
+        found = self._redaction.allows(text) and not _OF_CONNECTION.fullmatch(text.lower())
+        if len(self._headers) < _MAX_NAMES:
+            self._headers[name] = found
         return found
 
     def _query(self, query: str) -> str:
@@ -146,7 +147,7 @@ class ExchangeEncoder:
         if is_cut := len(content) < size:
             body |= {"truncated": True, "bytes": size}
         paths = self._redaction.paths
-        if b"json" in media_type.lower():
+        if media_type == b"application/json" or b"json" in media_type.lower():
             if not is_cut:
                 try:
                     value = orjson.loads(content)
