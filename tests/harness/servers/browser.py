@@ -21,6 +21,28 @@ element.scrollIntoView({ block: "center" });
 const box = element.getBoundingClientRect();
 return { x: Math.round(box.x + box.width / 2), y: Math.round(box.y + box.height / 2) };
 """
+#: Texts whose contrast with their background is below 4.5 (WCAG 2.2, AA).
+_FAINT_TEXTS = """
+const parse = (color) => color.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
+const background = (element) => {
+  for (let each = element; each; each = each.parentElement) {
+    const color = parse(getComputedStyle(each).backgroundColor);
+    if (color.length === 3 || color[3] === 1) return color;
+  }
+  return [255, 255, 255];
+};
+const faint = [];
+for (const element of document.querySelectorAll("body *")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  if (!own || !element.checkVisibility() || element.closest(".hidden, .skip, svg, option")) continue;
+  const [a, b] = [light(parse(getComputedStyle(element).color)), light(background(element))].sort((x, y) => y - x);
+  if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(element.outerHTML.slice(0, 120));
+}
+return faint;
+"""
 _OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
@@ -66,6 +88,11 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         """Return the result of a script, which may be a promise."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def faint_texts(self) -> list[str]:
+        """Return the elements whose text has too little contrast with its background."""
+        found: list[str] = self.run(_FAINT_TEXTS)
+        return found
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the page, which can be smaller than a window can be."""

@@ -111,31 +111,7 @@ def test_pages_fit_and_their_text_is_readable(
     window.prefer(scheme)
     show(window, operator, path)
     assert window.run("return document.documentElement.scrollWidth") <= width
-    assert window.run(_FAINT_TEXTS) == []
-
-
-#: Texts whose contrast with their background is below 4.5 (WCAG 2.2, AA).
-_FAINT_TEXTS = """
-const parse = (color) => color.match(/[\\d.]+/g).map(Number);
-const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-  .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
-const background = (element) => {
-  for (let each = element; each; each = each.parentElement) {
-    const color = parse(getComputedStyle(each).backgroundColor);
-    if (color.length === 3 || color[3] === 1) return color;
-  }
-  return [255, 255, 255];
-};
-const faint = [];
-for (const element of document.querySelectorAll("body *")) {
-  const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  if (!own || !element.checkVisibility() || element.closest(".hidden, .skip, svg, option")) continue;
-  const [a, b] = [light(parse(getComputedStyle(element).color)), light(background(element))].sort((x, y) => y - x);
-  if ((a + 0.05) / (b + 0.05) < 4.5) faint.push(element.outerHTML.slice(0, 120));
-}
-return faint;
-"""
+    assert window.faint_texts() == []
 
 
 def test_every_control_has_a_name_and_can_be_reached_by_the_keyboard(
