@@ -77,7 +77,7 @@ class ErrorGroup:
     items: int
 
 
-def group_errors(connection: Connection, job_id: str, limit: int = 10_000) -> list[ErrorGroup]:
+def group_errors(connection: Connection, job_id: str, limit: int = 2_000) -> list[ErrorGroup]:
     """Return the errors of the first `limit` dead letters of a job, those of the most batches first."""
     base = _first_key(connection, job_id)
     if base is None:
