@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
@@ -19,16 +20,14 @@ from harness.wait import SLACK, has_ended
 pytestmark = pytest.mark.processes
 
 
-def run(home: Home, test: Callable[[ModelAgent], Awaitable[None]]) -> None:
-    async def go() -> None:
-        agent = ModelAgent(home, {**os.environ, "CORTEX_TOKEN": "secret"}, Logger("test"))
-        try:
-            async with asyncio.timeout(60 * SLACK):
-                await test(agent)
-        finally:
-            await agent.stop()
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def new_agent(home: Home) -> AsyncIterator[ModelAgent]:
+    agent = ModelAgent(home, {**os.environ, "CORTEX_TOKEN": "secret"}, Logger("test"))
+    try:
+        async with asyncio.timeout(60 * SLACK):
+            yield agent
+    finally:
+        await agent.stop()
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -37,29 +36,25 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_runs_in_its_own_session_without_secrets_in_its_environment(home: Home) -> None:
-    async def test(agent: ModelAgent) -> None:
+async def test_runs_in_its_own_session_without_secrets_in_its_environment(home: Home) -> None:
+    async with new_agent(home) as agent:
         await agent.ensure_running()
         assert agent.pid is not None
         assert os.getsid(agent.pid) == agent.pid
         assert "CORTEX_TOKEN" not in psutil.Process(agent.pid).environ()
         assert home.model_agent_socket.is_socket()
 
-    run(home, test)
 
-
-def test_ensure_running_starts_one_agent_only(home: Home) -> None:
-    async def test(agent: ModelAgent) -> None:
+async def test_ensure_running_starts_one_agent_only(home: Home) -> None:
+    async with new_agent(home) as agent:
         await agent.ensure_running()
         pid = agent.pid
         await asyncio.gather(*(agent.ensure_running() for _ in range(5)))
         assert agent.pid == pid
 
-    run(home, test)
 
-
-def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
-    async def test(agent: ModelAgent) -> None:
+async def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
+    async with new_agent(home) as agent:
         await agent.startup(lambda: True)
         pid = agent.pid
         await agent.shutdown()
@@ -74,11 +69,9 @@ def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
         await latest.stop()
         await until(lambda: has_ended(pid))
 
-    run(home, test)
 
-
-def test_a_killed_agent_is_started_again(home: Home) -> None:
-    async def test(agent: ModelAgent) -> None:
+async def test_a_killed_agent_is_started_again(home: Home) -> None:
+    async with new_agent(home) as agent:
         await agent.startup(lambda: True)
         task = asyncio.create_task(agent.run())
         first = agent.pid
@@ -87,11 +80,9 @@ def test_a_killed_agent_is_started_again(home: Home) -> None:
         await until(lambda: agent.pid not in (None, first))
         task.cancel()
 
-    run(home, test)
 
-
-def test_starts_the_agent_once_it_is_needed(home: Home) -> None:
-    async def test(agent: ModelAgent) -> None:
+async def test_starts_the_agent_once_it_is_needed(home: Home) -> None:
+    async with new_agent(home) as agent:
         needed = False
         await agent.startup(lambda: needed)
         task = asyncio.create_task(agent.run())
@@ -101,19 +92,14 @@ def test_starts_the_agent_once_it_is_needed(home: Home) -> None:
         await until(lambda: agent.pid is not None)
         task.cancel()
 
-    run(home, test)
 
-
-def test_a_failed_start_reports_the_output(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_failed_start_reports_the_output(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such thing; exit 1\n")
     python.chmod(0o700)
     monkeypatch.setattr(model_agent.sys, "executable", str(python))
-
-    async def test(agent: ModelAgent) -> None:
+    async with new_agent(home) as agent:
         with pytest.raises(EngineError, match="ended during startup: no such thing"):
             await agent.ensure_running()
         await agent.startup(lambda: True)  # an operator goes on without
         assert agent.pid is None
-
-    run(home, test)

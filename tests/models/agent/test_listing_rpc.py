@@ -7,7 +7,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,14 +89,12 @@ async def listing(bench: Bench) -> AsyncIterator[ListingServer]:
         shared.shutdown()
 
 
-def run(tmp_path: Path, test: Callable[[Bench, ListingServer], Awaitable[None]]) -> None:
-    async def go() -> None:
-        bench = Bench(tmp_path / "listings")
-        bench.store.may_answer.set()
-        async with asyncio.timeout(PATIENCE_S), listing(bench) as shared:
-            await test(bench, shared)
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def sharing(folder: Path) -> AsyncIterator[tuple[Bench, ListingServer]]:
+    bench = Bench(folder / "listings")
+    bench.store.may_answer.set()
+    async with asyncio.timeout(PATIENCE_S), listing(bench) as shared:
+        yield bench, shared
 
 
 async def until(is_true: Callable[[], object]) -> None:
@@ -104,8 +102,8 @@ async def until(is_true: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_concurrent_and_recent_requests_share_one_listing(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_concurrent_and_recent_requests_share_one_listing(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         bench.store.may_answer.clear()
         asking = [asyncio.create_task(bench.asked()) for _ in range(50)]
         await until(lambda: bench.store.passes)
@@ -115,11 +113,9 @@ def test_concurrent_and_recent_requests_share_one_listing(tmp_path: Path) -> Non
         assert {asked.listing.taken_at for asked in found} == {found[0].listing.taken_at}
         assert found[0].listing.models == {"iris": FOLDER}
 
-    run(tmp_path, test)
 
-
-def test_a_client_never_receives_the_same_listing_twice(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_a_client_never_receives_the_same_listing_twice(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         asker, before = bench.asker(), await bench.asked()
         for passes in range(2, 6):
             age_s = time.monotonic() - before.begun_at
@@ -136,20 +132,16 @@ def test_a_client_never_receives_the_same_listing_twice(tmp_path: Path) -> None:
         assert asked is not None
         assert asked.listing.models == bench.store.models
 
-    run(tmp_path, test)
 
-
-def test_a_listing_that_is_too_old_is_not_returned(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_a_listing_that_is_too_old_is_not_returned(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         first = await bench.asked()
         await until(lambda: time.monotonic() - first.begun_at > 0.05)
         assert (await bench.asked(max_age_s=0.05)).listing.taken_at > first.listing.taken_at
 
-    run(tmp_path, test)
 
-
-def test_a_client_that_listed_by_itself_receives_only_newer_listings(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_a_client_that_listed_by_itself_receives_only_newer_listings(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         bench.store.may_answer.clear()
         early = asyncio.create_task(bench.asked())
         await until(lambda: bench.store.passes)
@@ -161,11 +153,9 @@ def test_a_client_that_listed_by_itself_receives_only_newer_listings(tmp_path: P
         assert (await late).begun_at > his_own_at
         assert bench.store.passes == 2
 
-    run(tmp_path, test)
 
-
-def test_all_clients_receive_the_error_of_a_prefix_and_its_recovery(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_all_clients_receive_the_error_of_a_prefix_and_its_recovery(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         bench.store.error = StorageError("S3 can't be reached")
         for _ in range(20):
             with pytest.raises(StorageError, match="S3 can't be reached"):
@@ -181,11 +171,9 @@ def test_all_clients_receive_the_error_of_a_prefix_and_its_recovery(tmp_path: Pa
         while not await is_listed():
             await asyncio.sleep(0.02)
 
-    run(tmp_path, test)
 
-
-def test_a_client_that_waits_long_receives_heartbeats(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_a_client_that_waits_long_receives_heartbeats(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         bench.store.may_answer.clear()
         reader, writer = await asyncio.open_unix_connection(str(bench.path))
         writer.write(b'{"url":"s3://b","is_dir":false,"max_age_s":1,"newer_than_s":null,"known":""}\n')
@@ -194,8 +182,6 @@ def test_a_client_that_waits_long_receives_heartbeats(tmp_path: Path) -> None:
         while b"listed" not in await reader.readuntil():
             pass
         writer.close()
-
-    run(tmp_path, test)
 
 
 async def test_a_silent_server_is_considered_unreachable_for_a_while(tmp_path: Path) -> None:
@@ -248,8 +234,8 @@ async def test_malformed_answers_and_requests_do_no_harm(tmp_path: Path, said: b
         b"x" * 200_000,
     ],
 )
-def test_requests_that_are_not_permitted_close_the_connection(tmp_path: Path, request_: bytes) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_requests_that_are_not_permitted_close_the_connection(tmp_path: Path, request_: bytes) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         reader, writer = await asyncio.open_unix_connection(str(bench.path))
         writer.write(request_)
         with contextlib.suppress(ConnectionResetError):
@@ -258,11 +244,9 @@ def test_requests_that_are_not_permitted_close_the_connection(tmp_path: Path, re
         assert bench.store.passes == 0
         assert await bench.asked()
 
-    run(tmp_path, test)
 
-
-def test_a_prefix_without_requests_is_removed(tmp_path: Path) -> None:
-    async def test(bench: Bench, shared: ListingServer) -> None:
+async def test_a_prefix_without_requests_is_removed(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (bench, shared):
         first = await bench.asked(max_age_s=0.2)
         await until(lambda: time.monotonic() - first.begun_at > 0.3)
         shared.remove_unneeded()
@@ -271,8 +255,6 @@ def test_a_prefix_without_requests_is_removed(tmp_path: Path) -> None:
         shared.remove_unneeded()
         await bench.asked()
         assert bench.store.passes == 2
-
-    run(tmp_path, test)
 
 
 CONTENT = VersionContent(

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -45,17 +46,15 @@ class Store:
         return Listing(prefix, time.time(), {}, 0)
 
 
-def run(test: Callable[[Poller, Store], Awaitable[None]]) -> None:
-    async def go() -> None:
-        store = Store()
-        poller = Poller(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
-        try:
-            async with asyncio.timeout(30):
-                await test(poller, store)
-        finally:
-            poller.stop()
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def polling() -> AsyncIterator[tuple[Poller, Store]]:
+    store = Store()
+    poller = Poller(PREFIX, store.list, asyncio.Semaphore(4), Logger("test"))
+    try:
+        async with asyncio.timeout(30):
+            yield poller, store
+    finally:
+        poller.stop()
 
 
 async def until(is_true: Callable[[], object]) -> None:
@@ -63,8 +62,8 @@ async def until(is_true: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
-    async def test(poller: Poller, store: Store) -> None:
+async def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
+    async with polling() as (poller, store):
         slow, quick = Listener(60), Listener(0.1)
         poller.add(slow)
         await until(lambda: slow.listings)
@@ -75,23 +74,19 @@ def test_all_watchers_share_the_listings_at_the_shortest_interval() -> None:
         gaps = [later - earlier for earlier, later in zip(store.listed_at[1:], store.listed_at[2:], strict=False)]
         assert min(gaps) > 0.09
 
-    run(test)
 
-
-def test_list_soon_does_not_wait_for_the_interval() -> None:
-    async def test(poller: Poller, store: Store) -> None:
+async def test_list_soon_does_not_wait_for_the_interval() -> None:
+    async with polling() as (poller, store):
         once = Listener(math.inf)
         poller.add(once)
         await until(lambda: once.listings)
         poller.list_soon(0.05)
         await until(lambda: len(once.listings) == 2)
 
-    run(test)
-
 
 @pytest.mark.heavy
-def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -> None:
-    async def test(poller: Poller, store: Store) -> None:
+async def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -> None:
+    async with polling() as (poller, store):
         store.error = StorageError("S3 can't be reached")
         listener = Listener(0.05)
         poller.add(listener)
@@ -104,11 +99,9 @@ def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -> None
         store.error = None
         await until(lambda: len(listener.listings) >= 3)
 
-    run(test)
 
-
-def test_an_unexpected_exception_is_a_listing_error_and_polling_continues() -> None:
-    async def test(poller: Poller, store: Store) -> None:
+async def test_an_unexpected_exception_is_a_listing_error_and_polling_continues() -> None:
+    async with polling() as (poller, store):
         store.error = RuntimeError("what is this")
         listener = Listener(0.05)
         poller.add(listener)
@@ -117,11 +110,9 @@ def test_an_unexpected_exception_is_a_listing_error_and_polling_continues() -> N
         store.error = None
         await until(lambda: listener.listings)
 
-    run(test)
 
-
-def test_a_slow_store_is_listed_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(poller: Poller, store: Store) -> None:
+async def test_a_slow_store_is_listed_for_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with polling() as (poller, store):
         monkeypatch.setattr("cortex.models.agent.poller.SLOW_LISTING_S", 0.1)
         store.takes_s = 0.15
         listener = Listener(0.05)
@@ -130,5 +121,3 @@ def test_a_slow_store_is_listed_for_a_tenth_of_the_time_at_most(monkeypatch: pyt
         store.takes_s = 0.0
         await until(lambda: len(listener.listings) == 2)
         assert store.listed_at[1] - store.listed_at[0] > 1.4
-
-    run(test)

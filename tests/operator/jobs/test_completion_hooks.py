@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,11 @@ WELL = HookOutcome()
 Test = Callable[[JobStore, str], Awaitable[None]]
 
 
-def scene(test: Test, folder: Path) -> None:
-    async def run() -> None:
-        async with open_job_store(folder) as store:
-            job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")])
-            await test(store, job.id)
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def scene(folder: Path) -> AsyncIterator[tuple[JobStore, str]]:
+    async with open_job_store(folder) as store:
+        job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")])
+        yield store, job.id
 
 
 async def begun(
@@ -40,8 +39,8 @@ async def begun(
     return task
 
 
-def test_the_next_operator_waits_for_the_process_that_runs_the_hook(tmp_path: Path) -> None:
-    async def test(store: JobStore, job: str) -> None:
+async def test_the_next_operator_waits_for_the_process_that_runs_the_hook(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (store, job):
         first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.acquire(job, "w1", 7) or ""
@@ -56,11 +55,9 @@ def test_the_next_operator_waits_for_the_process_that_runs_the_hook(tmp_path: Pa
         await second.done(job, "w1", 7, token, WELL)
         assert await waiting == WELL
 
-    scene(test, tmp_path)
 
-
-def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: Path) -> None:
-    async def test(store: JobStore, job: str) -> None:
+async def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (store, job):
         first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.acquire(job, "w1", 7) or ""
@@ -71,11 +68,9 @@ def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: Path) -
         for hooks in (second, CompletionHooks(store)):
             assert await (await begun(hooks, job)) == outcome
 
-    scene(test, tmp_path)
 
-
-def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
-    async def test(store: JobStore, job: str) -> None:
+async def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (store, job):
         first = CompletionHooks(store)
         killed = await begun(first, job)
         token = await first.acquire(job, "w1", 7) or ""
@@ -95,11 +90,9 @@ def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
         assert await second.acquire(job, "w3", 1) is not None
         again.cancel()
 
-    scene(test, tmp_path)
 
-
-def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
-    async def test(store: JobStore, job: str) -> None:
+async def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (store, job):
         now = 0.0
         hooks = CompletionHooks(store, lambda: now)
         waiting = await begun(hooks, job)
@@ -118,5 +111,3 @@ def test_a_process_without_heartbeats_releases_the_hook(tmp_path: Path) -> None:
         with pytest.raises(ConflictError):
             await hooks.done(job, "w1", 7, token, WELL)
         again.cancel()
-
-    scene(test, tmp_path)

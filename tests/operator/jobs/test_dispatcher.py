@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -52,17 +53,15 @@ class Scene:
             await self.lease(worker, Report(lease.token, lease.batches[-1].seq), batches=0)
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], folder: Path, batches: int = 2) -> None:
-    async def run() -> None:
-        async with open_job_store(folder) as store:
-            job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
-            await test(Scene(store, job))
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def open_scene(folder: Path, batches: int = 2) -> AsyncIterator[Scene]:
+    async with open_job_store(folder) as store:
+        job = await store.create(ORIGIN, JobOptions(workers=2), {}, [NewBatch(1, b"[1]")] * batches)
+        yield Scene(store, job)
 
 
-def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.dispatcher.assign("w", None)
         assert await scene.dispatcher.join("w", 1, 0.01) is None
         joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
@@ -72,11 +71,9 @@ def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
         assert isinstance(answer, Assignment)
         assert answer.job_id == scene.job.id
 
-    scene(test, tmp_path)
 
-
-def test_a_worker_that_joins_a_stopping_session_gets_a_stop_signal(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_that_joins_a_stopping_session_gets_a_stop_signal(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.dispatcher.assign("w", None)
         joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
         await asyncio.sleep(0)
@@ -84,11 +81,9 @@ def test_a_worker_that_joins_a_stopping_session_gets_a_stop_signal(tmp_path: Pat
         assert await joining == StopSignal()
         assert (await scene.dispatcher.renew("w", 1, ())).stop
 
-    scene(test, tmp_path)
 
-
-def test_rejects_unknown_workers_and_older_processes(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_rejects_unknown_workers_and_older_processes(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         with pytest.raises(NotFoundError):
             await scene.dispatcher.join("stranger", 1, 0)
         scene.assign("w")
@@ -96,19 +91,15 @@ def test_rejects_unknown_workers_and_older_processes(tmp_path: Path) -> None:
         with pytest.raises(ConflictError):
             await scene.lease("w")
 
-    scene(test, tmp_path)
 
-
-def test_a_worker_of_a_previous_operator_continues_without_joining(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_of_a_previous_operator_continues_without_joining(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w")
         assert (await scene.lease("w")).lease.batches[0].payload == b"[1]"
 
-    scene(test, tmp_path)
 
-
-def test_a_polling_worker_gets_a_released_batch(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_polling_worker_gets_a_released_batch(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         assert (await scene.lease("w1", batches=2)).lease
@@ -119,33 +110,27 @@ def test_a_polling_worker_gets_a_released_batch(tmp_path: Path) -> None:
         scene.dispatcher.wake()
         assert (await waiting).lease.batches[0].seq == 0
 
-    scene(test, tmp_path)
 
-
-def test_a_polling_worker_gets_a_retry_when_its_backoff_ends(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_polling_worker_gets_a_retry_when_its_backoff_ends(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, batches=1) as scene:
         scene.assign("w")
         lease = (await scene.lease("w")).lease
         report = Report(lease.token, 0, (BatchFailure(0, "ValueError"),))
         assert (await scene.lease("w", report)).lease is None
         assert (await scene.lease("w", wait_s=5)).lease.batches[0].seq == 0
 
-    scene(test, tmp_path, batches=1)
 
-
-def test_a_poll_without_work_ends_after_its_timeout(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_poll_without_work_ends_after_its_timeout(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         await scene.lease("w1", batches=2)
         answer = await scene.lease("w2", wait_s=0.05)
         assert (answer.lease, answer.is_done, answer.stop) == (None, False, False)
 
-    scene(test, tmp_path)
 
-
-def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w")
         lease = (await scene.lease("w")).lease
         scene.dispatcher.assign("w", None)
@@ -156,11 +141,9 @@ def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) -> Non
         assert stored is not None
         assert stored.counts.succeeded == 1
 
-    scene(test, tmp_path)
 
-
-def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         await scene.resolve_all("w1")
@@ -176,35 +159,29 @@ def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
         await scene.dispatcher.hook_done("w1", 1, scene.job.id, first.hook, "ValueError: x", "File p.py")
         assert await hook == HookOutcome("ValueError: x", "File p.py")
 
-    scene(test, tmp_path)
 
-
-def test_counts_the_workers_that_have_constructed_the_class(tmp_path: Path) -> None:
-    async def workers() -> int:
-        stored = await made[0].store.get(made[0].job.id)
+async def test_counts_the_workers_that_have_constructed_the_class(tmp_path: Path) -> None:
+    async def workers(scene: Scene) -> int:
+        stored = await scene.store.get(scene.job.id)
         assert stored is not None
-        [active] = await made[0].store.active()
+        [active] = await scene.store.active()
         assert active.counts == stored.counts
         return stored.counts.workers
 
-    async def test(scene: Scene) -> None:
-        made.append(scene)
+    async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         await scene.dispatcher.join("w2", 1, 0)
-        assert await workers() == 0
+        assert await workers(scene) == 0
         await scene.lease("w1", batches=1)
         await scene.lease("w1", batches=1)
-        assert await workers() == 1
+        assert await workers(scene) == 1
         await scene.lease("w2", batches=1)  # it finds no batch
-        assert await workers() == 2
-
-    made: list[Scene] = []
-    scene(test, tmp_path)
+        assert await workers(scene) == 2
 
 
-def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w")
         await scene.resolve_all("w")
         assert scene.resolved
@@ -219,11 +196,9 @@ def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
         with pytest.raises(ConflictError):
             await scene.dispatcher.hook_done("w", 1, scene.job.id, token or "", None)
 
-    scene(test, tmp_path)
 
-
-def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         held = (await scene.lease("w1")).lease
@@ -233,11 +208,9 @@ def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> 
         assert (await scene.dispatcher.renew("w1", 1, (held.token,), is_all=True)).lost == ()
         assert (await waiting).lease.batches[0].seq == 1
 
-    scene(test, tmp_path)
 
-
-def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         dispatcher = scene.dispatcher
         await scene.store.workloads.startup(dispatcher.offer)
         queue = await scene.store.workloads.open("greet")
@@ -254,11 +227,9 @@ def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
             assert answer.lease is not None and len(answer.lease.batches) == 1
             assert len(asking) == left
 
-    scene(test, tmp_path)
 
-
-def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
-    async def test(scene: Scene) -> None:
+async def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
+    async with open_scene(tmp_path) as scene:
         queue, dispatcher = await scene.store.workloads.open("greet"), scene.dispatcher
         for worker in ("a", "b"):
             dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
@@ -273,5 +244,3 @@ def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
         first.cancel()
         answer = await second
         assert answer.lease is not None
-
-    scene(test, tmp_path)

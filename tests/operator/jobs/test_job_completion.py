@@ -75,16 +75,8 @@ async def opened(folder: Path) -> AsyncIterator[Scene]:
         engine.dispose()
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
-    async def run() -> None:
-        async with opened(folder) as made:
-            await test(made)
-
-    asyncio.run(run())
-
-
-def test_stores_the_end_of_a_job_after_a_database_outage(tmp_path: Path) -> None:
-    async def test(made: Scene) -> None:
+async def test_stores_the_end_of_a_job_after_a_database_outage(tmp_path: Path) -> None:
+    async with opened(tmp_path) as made:
         job = await made.resolved(JobOptions(1, output=str(tmp_path / "out")))
         with closing(sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -98,8 +90,6 @@ def test_stores_the_end_of_a_job_after_a_database_outage(tmp_path: Path) -> None
             other.execute("ROLLBACK")
         assert (await made.ended(job)).status is JobStatus.SUCCEEDED
         assert json.loads(part.read_text())["result"] == "one"
-
-    scene(test, tmp_path)
 
 
 async def told(folder: Path, webhook: Callable[[str], Awaitable[None]]) -> bytes:

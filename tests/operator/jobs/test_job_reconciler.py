@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -145,22 +145,20 @@ async def reconciling(made: Scene):  # type: ignore[no-untyped-def]
             await running
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], home: Home) -> None:
-    async def run() -> None:
-        made = Scene(home)
-        made.deploy()
-        try:
-            async with reconciling(made):
-                await asyncio.wait_for(test(made), PATIENCE_S)
-        finally:
-            await made.store.shutdown()
-            made.dispose()
-
-    asyncio.run(run())
+@contextlib.asynccontextmanager
+async def scene(home: Home) -> AsyncIterator[Scene]:
+    made = Scene(home)
+    made.deploy()
+    try:
+        async with reconciling(made), asyncio.timeout(PATIENCE_S):
+            yield made
+    finally:
+        await made.store.shutdown()
+        made.dispose()
 
 
-def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1, 2)
         worker = await made.worker()
         spec = made.engine.spec(worker)
@@ -175,11 +173,9 @@ def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home: Home
         await until(lambda: worker in made.engine.stopped)
         assert "2 of 2 batches succeeded" in made.log(job)
 
-    scene(test, home)
 
-
-def test_a_job_whose_batch_fails_too_often_completes_with_failures(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_job_whose_batch_fails_too_often_completes_with_failures(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1, 2, max_attempts=1)
         worker = await made.worker()
         lease = (await made.exchange(worker, job)).lease
@@ -191,11 +187,9 @@ def test_a_job_whose_batch_fails_too_often_completes_with_failures(home: Home) -
         assert record.status is JobStatus.COMPLETED_WITH_FAILURES
         assert record.message == "1 of 2 batches are dead letters"
 
-    scene(test, home)
 
-
-def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1)
         worker = await made.worker()
         first = (await made.exchange(worker, job, pid=1)).lease
@@ -216,21 +210,17 @@ def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(home: 
         await made.complete(worker, job, pid=2)
         assert (await made.over(job)).status is JobStatus.SUCCEEDED
 
-    scene(test, home)
 
-
-def test_a_worker_that_vanished_is_replaced(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_worker_that_vanished_is_replaced(home: Home) -> None:
+    async with scene(home) as made:
         await made.submit(1)
         lost = await made.worker()
         made.engine.end(lost)
         assert await made.worker() != lost
 
-    scene(test, home)
 
-
-def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1)
         worker = await made.worker()
         lease = (await made.exchange(worker, job)).lease
@@ -243,22 +233,18 @@ def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(home: Home) -> Non
         with pytest.raises(ConflictError, match="already been stopped"):
             await made.service.stop("sum", job.id)
 
-    scene(test, home)
 
-
-def test_a_job_is_ended_after_its_timeout(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_job_is_ended_after_its_timeout(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1, timeout_s=60)
         await made.worker()
         made.advance(60)
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.TIMED_OUT, "timed out after 60 s")
 
-    scene(test, home)
 
-
-def test_a_job_whose_worker_can_not_start_fails_with_the_reason(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_job_whose_worker_can_not_start_fails_with_the_reason(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1)
         await until(made.engine.ids)
         (worker,) = made.engine.ids()
@@ -267,11 +253,9 @@ def test_a_job_whose_worker_can_not_start_fails_with_the_reason(home: Home) -> N
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.WORKER_ERROR, "no worker can run: ValueError: bad weights")
 
-    scene(test, home)
 
-
-def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(home: Home) -> None:
+    async with scene(home) as made:
         made.prepare_errors = [EnvironmentBuildError("no such package")] * 3
         job = await made.submit(1)
         for left in (2, 1, 0):
@@ -281,19 +265,15 @@ def test_a_job_whose_environment_can_not_be_built_fails_after_three_attempts(hom
         assert record.status is JobStatus.WORKER_ERROR
         assert record.message == "its environment can't be built: no such package"
 
-    scene(test, home)
 
-
-def test_the_jobs_of_a_deleted_api_are_stopped(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_the_jobs_of_a_deleted_api_are_stopped(home: Home) -> None:
+    async with scene(home) as made:
         job = await made.submit(1)
         await made.worker()
         made.apis.write([], ["sum"])
         made.reconciler.wake()
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.STOPPED, "its API was deleted")
-
-    scene(test, home)
 
 
 def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:
@@ -319,13 +299,11 @@ def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-def test_only_trusted_callers_may_name_local_paths(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_only_trusted_callers_may_name_local_paths(home: Home) -> None:
+    async with scene(home) as made:
         submission = Submission(DelimitedFiles(("/etc/passwd",), 1), JobOptions(workers=1))
         with pytest.raises(SubmissionError, match="not open to this endpoint"):
             await made.service.submit("sum", submission)
         with pytest.raises(SubmissionError, match="not open to this endpoint"):
             _ = [line async for line in made.service.dry_run("sum", submission)]
         assert (await made.service.submit("sum", submission, is_trusted=True)).status is JobStatus.ENQUEUING
-
-    scene(test, home)

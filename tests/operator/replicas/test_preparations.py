@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from cortex.engine.environment import Prepared
@@ -50,27 +51,23 @@ class Desk:
         return self.preparations.states()[KEY]
 
 
-def run(test: Callable[[Desk], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        desk = Desk()
-        await test(desk)
-        await desk.preparations.shutdown()
-
-    asyncio.run(scenario())
+@contextlib.asynccontextmanager
+async def open_desk() -> AsyncIterator[Desk]:
+    desk = Desk()
+    yield desk
+    await desk.preparations.shutdown()
 
 
-def test_a_revision_is_prepared_once() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_a_revision_is_prepared_once() -> None:
+    async with open_desk() as desk:
         desk.outcomes = [PREPARED]
         assert await desk.attempt() == Preparation(Stage.DONE)
         desk.preparations.begin(target())
         assert desk.preparations.prepared(target()) == PREPARED
 
-    run(scenario)
 
-
-def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each_time() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each_time() -> None:
+    async with open_desk() as desk:
         desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
         failed = await desk.attempt()
         assert failed == Preparation(Stage.NEEDED, StartFailure("no such package"), hold_until=10.0, failures=1)
@@ -81,11 +78,9 @@ def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each
         assert desk.state.hold_until == 20.0
         assert await desk.attempt() == Preparation(Stage.DONE)
 
-    run(scenario)
 
-
-def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_time() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_time() -> None:
+    async with open_desk() as desk:
         delays = []
         for _ in range(9):
             desk.preparations.lost(KEY, was_ready=True)
@@ -98,36 +93,28 @@ def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_time() -
         assert desk.state.hold_until == desk.now
         assert desk.state.failure is None
 
-    run(scenario)
 
-
-def test_replicas_lost_at_the_same_time_count_as_one_loss() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_replicas_lost_at_the_same_time_count_as_one_loss() -> None:
+    async with open_desk() as desk:
         for _ in range(20):
             desk.preparations.lost(KEY, was_ready=True)
             desk.now += 0.01
         assert desk.state.hold_until <= desk.now
 
-    run(scenario)
 
-
-def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_ready() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_ready() -> None:
+    async with open_desk() as desk:
         desk.preparations.lost(KEY, was_ready=False)
         assert desk.state.failure is not None
         desk.preparations.became_ready(KEY)
         assert desk.state.failure is None
 
-    run(scenario)
 
-
-def test_dropping_a_revision_cancels_its_preparation() -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_dropping_a_revision_cancels_its_preparation() -> None:
+    async with open_desk() as desk:
         desk.outcomes = [PREPARED]
         desk.preparations.begin(target())
         desk.preparations.keep_only(())
         assert desk.preparations.states() == {}
         await asyncio.sleep(0.01)
         assert desk.outcomes == [PREPARED]
-
-    run(scenario)

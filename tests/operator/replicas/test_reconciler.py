@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -129,25 +129,24 @@ class Scene:
         self.reconciler.wake()
 
 
-def scene(test: Callable[[Scene], Awaitable[None]], home: Home) -> None:
-    async def run() -> None:
-        made = Scene(home)
-        await made.jobs.startup()
-        running = asyncio.create_task(made.reconciler.run())
-        try:
-            await asyncio.wait_for(test(made), PATIENCE_S)
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
-            await made.jobs.shutdown()
-            made.dispose()
+@contextlib.asynccontextmanager
+async def scene(home: Home) -> AsyncIterator[Scene]:
+    made = Scene(home)
+    await made.jobs.startup()
+    running = asyncio.create_task(made.reconciler.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield made
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await made.jobs.shutdown()
+        made.dispose()
 
-    asyncio.run(run())
 
-
-def test_an_api_whose_replicas_are_ready_is_live_once_routes_lead_to_them(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_an_api_whose_replicas_are_ready_is_live_once_routes_lead_to_them(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         await until(lambda: made.engine.ids())
         made.engine.make_ready(made.engine.ids()[0])
@@ -156,11 +155,9 @@ def test_an_api_whose_replicas_are_ready_is_live_once_routes_lead_to_them(home: 
         assert (await made.settled()).status is ApiStatus.LIVE
         assert made.gateway.servers() != set()
 
-    scene(test, home)
 
-
-def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_ready(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_ready(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy(spec=api(replicas=2))
         await until(lambda: len(made.engine.ids()) == 2)
         assert made.state().status is ApiStatus.UPDATING
@@ -171,11 +168,9 @@ def test_starts_replicas_of_a_deployed_api_and_routes_to_them_once_they_are_read
         table = made.gateway.tables[-1]
         assert (table.gateway_secret, table.keys) == ("secret", (KEY,))
 
-    scene(test, home)
 
-
-def test_retries_a_failed_preparation_after_its_backoff(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_retries_a_failed_preparation_after_its_backoff(home: Home) -> None:
+    async with scene(home) as made:
         made.prepare_errors = [EnvironmentBuildError("no such package")]
         made.deploy()
         state = await made.settled()
@@ -187,11 +182,9 @@ def test_retries_a_failed_preparation_after_its_backoff(home: Home) -> None:
         await made.ready()
         assert (await made.settled()).status is ApiStatus.LIVE
 
-    scene(test, home)
 
-
-def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (first,) = await made.ready()
         await made.passes()
@@ -206,11 +199,9 @@ def test_replaces_a_crashed_replica_at_once_and_the_next_one_after_a_delay(home:
         made.advance(1)
         await made.ready()
 
-    scene(test, home)
 
-
-def test_blames_a_revision_whose_replica_ends_before_it_is_ready(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_blames_a_revision_whose_replica_ends_before_it_is_ready(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         await until(made.engine.ids)
         await made.passes()
@@ -219,11 +210,9 @@ def test_blames_a_revision_whose_replica_ends_before_it_is_ready(home: Home) -> 
         failure = made.record().failure
         assert failure is not None and failure.message.startswith("a replica ended before it was ready")
 
-    scene(test, home)
 
-
-def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         await until(made.engine.ids)
         await made.passes()
@@ -233,11 +222,9 @@ def test_does_not_blame_a_revision_for_a_replica_that_was_lost_with_its_node(hom
         await until(made.engine.ids)
         assert made.record().failure is None
 
-    scene(test, home)
 
-
-def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (old,) = await made.ready()
         await made.settled()
@@ -252,11 +239,9 @@ def test_an_update_retires_the_old_replica_only_after_the_new_one_is_ready(home:
         made.engine.end(old)
         assert (await made.settled()).status is ApiStatus.LIVE
 
-    scene(test, home)
 
-
-def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rolled_back(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rolled_back(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (old,) = await made.ready()
         await made.settled()
@@ -273,11 +258,9 @@ def test_a_revision_that_fails_leaves_the_previous_one_in_service_and_can_be_rol
         assert (await made.settled()).status is ApiStatus.LIVE
         assert made.engine.ids("r1") == [old]
 
-    scene(test, home)
 
-
-def test_a_retired_replica_is_stopped_after_its_last_request(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_retired_replica_is_stopped_after_its_last_request(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (old,) = await made.ready()
         await made.settled()
@@ -291,11 +274,9 @@ def test_a_retired_replica_is_stopped_after_its_last_request(home: Home) -> None
         made.engine.end(old)
         await made.reconciler.settled("iris", PATIENCE_S)
 
-    scene(test, home)
 
-
-def test_a_retired_replica_is_stopped_although_the_gateway_fails(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_a_retired_replica_is_stopped_although_the_gateway_fails(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (old,) = await made.ready()
         await made.settled()
@@ -305,11 +286,9 @@ def test_a_retired_replica_is_stopped_although_the_gateway_fails(home: Home) -> 
         made.gateway.is_reachable = False
         await until(lambda: old in made.engine.stopped)
 
-    scene(test, home)
 
-
-def test_changed_limits_are_sent_to_running_replicas(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_changed_limits_are_sent_to_running_replicas(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (replica,) = await made.ready()
         made.deploy(spec=api(networking={"timeout_s": 7}))
@@ -317,11 +296,9 @@ def test_changed_limits_are_sent_to_running_replicas(home: Home) -> None:
         assert made.engine.configured[replica].timeout_s == 7
         assert made.engine.ids() == [replica]
 
-    scene(test, home)
 
-
-def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         await made.ready()
         made.job_targets = [target("r1")]
@@ -332,11 +309,9 @@ def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(home: Home) -> 
         await made.passes()
         assert made.preparations.states() == {}
 
-    scene(test, home)
 
-
-def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workload(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workload(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy(spec=api(kind="AsyncAPI"))
         (replica,) = await made.ready()
         spec = made.engine.spec(replica)
@@ -346,11 +321,9 @@ def test_replicas_of_an_async_api_get_access_to_its_queue_and_finish_their_workl
         made.delete()
         await until(lambda: replica in made.engine.stopped)
 
-    scene(test, home)
 
-
-def test_the_reconciler_ignores_job_workers(home: Home) -> None:
-    async def test(made: Scene) -> None:
+async def test_the_reconciler_ignores_job_workers(home: Home) -> None:
+    async with scene(home) as made:
         made.deploy()
         (replica,) = await made.ready()
         spec, status = made.engine.running.pop(replica)
@@ -358,5 +331,3 @@ def test_the_reconciler_ignores_job_workers(home: Home) -> None:
         made.delete()
         await made.passes()
         assert made.engine.stopped == {}
-
-    scene(test, home)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import contextlib
+from collections.abc import AsyncIterator, Collection
 
 from cortex.errors import GatewayError
 from cortex.gateway.routes import ApiBackend, RoutingTable
@@ -41,19 +42,18 @@ class Recorder:
         return set(names)
 
 
-def run(test: Callable[[Recorder, RoutePublisher], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        gateway = Recorder()
-        publisher = RoutePublisher(gateway, lambda: None, Logger("test"))
-        task = asyncio.create_task(publisher.run())
-        await asyncio.wait_for(test(gateway, publisher), PATIENCE_S)
-        task.cancel()
+@contextlib.asynccontextmanager
+async def publishing() -> AsyncIterator[tuple[Recorder, RoutePublisher]]:
+    gateway = Recorder()
+    publisher = RoutePublisher(gateway, lambda: None, Logger("test"))
+    task = asyncio.create_task(publisher.run())
+    async with asyncio.timeout(PATIENCE_S):
+        yield gateway, publisher
+    task.cancel()
 
-    asyncio.run(scenario())
 
-
-def test_skips_superseded_tables() -> None:
-    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+async def test_skips_superseded_tables() -> None:
+    async with publishing() as (gateway, publisher):
         publisher.publish(table("a"))
         await asyncio.sleep(0)
         publisher.publish(table("b"))
@@ -64,11 +64,9 @@ def test_skips_superseded_tables() -> None:
         assert gateway.applied == ["a", "c"]
         assert publisher.is_settled
 
-    run(scenario)
 
-
-def test_applies_an_unchanged_table_only_on_publish_again() -> None:
-    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+async def test_applies_an_unchanged_table_only_on_publish_again() -> None:
+    async with publishing() as (gateway, publisher):
         gateway.gate.set()
         for _ in range(3):
             publisher.publish(table("a"))
@@ -77,30 +75,24 @@ def test_applies_an_unchanged_table_only_on_publish_again() -> None:
         await publisher.applied()
         assert gateway.applied == ["a", "a"]
 
-    run(scenario)
 
-
-def test_retries_a_rejected_table() -> None:
-    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+async def test_retries_a_rejected_table() -> None:
+    async with publishing() as (gateway, publisher):
         gateway.errors = 1
         gateway.gate.set()
         publisher.publish(table("a"))
         await publisher.applied()
         assert gateway.applied == ["a"]
 
-    run(scenario)
 
-
-def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
-    async def scenario(gateway: Recorder, publisher: RoutePublisher) -> None:
+async def test_an_unexpected_error_does_not_end_the_publishing_of_routes() -> None:
+    async with publishing() as (gateway, publisher):
         gateway.errors = 1
         gateway.error = OSError(28, "no space left on device")
         gateway.gate.set()
         publisher.publish(table("a"))
         await publisher.applied()
         assert gateway.applied == ["a"]
-
-    run(scenario)
 
 
 async def test_reports_a_failure_that_lasts_until_routes_are_in_force() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from wsproto import ConnectionType, WSConnection
@@ -77,40 +78,34 @@ class Pair:
         return events[0]
 
 
-def run(scenario: Callable[[Pair], Awaitable[None]]) -> None:
-    async def main() -> None:
-        pair = Pair()
-        await pair.accept()
-        await scenario(pair)
-        pair.sock.close()
-        pair.connection.close()
-        assert pair.errors == []
-
-    asyncio.run(main())
+@contextlib.asynccontextmanager
+async def open_pair() -> AsyncIterator[Pair]:
+    pair = Pair()
+    await pair.accept()
+    yield pair
+    pair.sock.close()
+    pair.connection.close()
+    assert pair.errors == []
 
 
-def test_pings_of_a_client_that_does_not_read_do_not_fill_the_memory() -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_pings_of_a_client_that_does_not_read_do_not_fill_the_memory() -> None:
+    async with open_pair() as pair:
         ping = pair.client.send(Ping(bytes(125)))
         assert await pair.send(ping * 6_000)
         assert pair.connection.unsent_bytes <= MAX_UNSENT_BYTES + len(ping)
 
-    run(scenario)
 
-
-def test_empty_messages_wait_in_the_socket_if_the_application_does_not_receive_them() -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_empty_messages_wait_in_the_socket_if_the_application_does_not_receive_them() -> None:
+    async with open_pair() as pair:
         count = 500_000
         assert not await pair.send(pair.client.send(TextMessage("")) * count)
         for _ in range(50_000):  # those in the socket are read then
             assert await pair.call.receive() == {"type": "websocket.receive", "text": ""}
             await asyncio.sleep(0)
 
-    run(scenario)
 
-
-def test_an_application_that_lags_behind_does_not_blame_the_client() -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_an_application_that_lags_behind_does_not_blame_the_client() -> None:
+    async with open_pair() as pair:
         assert await pair.send(pair.client.send(TextMessage("x" * (MAX_UNREAD_BYTES + 1))))
         now = pair.call._heard_at
         for _ in range(4):
@@ -118,11 +113,9 @@ def test_an_application_that_lags_behind_does_not_blame_the_client() -> None:
             pair.call.tick(now)
         assert not pair.call.is_over
 
-    run(scenario)
 
-
-def test_a_client_that_does_not_read_loses_its_connection() -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_a_client_that_does_not_read_loses_its_connection() -> None:
+    async with open_pair() as pair:
         sending = asyncio.create_task(pair.call.send({"type": "websocket.send", "bytes": bytes(10_000_000)}))
         await asyncio.sleep(0)
         now = pair.call._heard_at
@@ -132,29 +125,23 @@ def test_a_client_that_does_not_read_loses_its_connection() -> None:
         assert not pair.connection.open
         await sending
 
-    run(scenario)
 
-
-def test_a_ping_after_the_close_frame_is_ignored() -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_a_ping_after_the_close_frame_is_ignored() -> None:
+    async with open_pair() as pair:
         pair.call.close(1000, "done")
         assert await pair.send(pair.client.send(Ping(b"late")))
         assert pair.next() == CloseConnection(1000, "done")
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(("frame", "code"), [(b"\x81\x82\0\0\0\0\xff\xfe", 1007), (b"\x81\x02hi", 1002)])
-def test_the_close_frame_after_an_invalid_frame_has_the_reason(frame: bytes, code: int) -> None:
-    async def scenario(pair: Pair) -> None:
+async def test_the_close_frame_after_an_invalid_frame_has_the_reason(frame: bytes, code: int) -> None:
+    async with open_pair() as pair:
         await pair.send(frame)
         closed = pair.next()
         assert isinstance(closed, CloseConnection)
         assert closed.code == code
         assert closed.reason
         assert (await pair.call.receive())["code"] == code
-
-    run(scenario)
 
 
 async def test_a_large_part_of_a_response_makes_progress_while_its_client_reads_it() -> None:
