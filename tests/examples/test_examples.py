@@ -76,7 +76,13 @@ def test_sample_gets_the_expected_answer(example: Example, monkeypatch: pytest.M
     assert answer_of(example, example.folder, monkeypatch) == example.answer
 
 
-@each_example
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, marks=[] if each.name == "iris-classifier" else pytest.mark.long, id=each.name)
+        for each in EXAMPLES
+    ],
+)
 def test_training_again_gives_the_same_answer(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +156,7 @@ def test_batch_example_is_complete_and_its_readme_right(example: BatchExample) -
     assert json.loads((example.folder / "job.json").read_text())["workers"] >= 1
 
 
+@pytest.mark.long
 def test_digits_are_read_from_files_again_after_training_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example = next(example for example in BATCH_EXAMPLES if example.name == "batch-digit-classifier")
     folder = tmp_path / "project"

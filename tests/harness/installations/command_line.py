@@ -26,5 +26,5 @@ def cortex(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=180,
     )

@@ -25,7 +25,7 @@ from cortex.errors import OperatorUnavailableError, UnauthorizedError
 from cortex.home import Home
 from harness.ports import free_port
 from harness.replicas.replicas import Answer
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 Done = subprocess.CompletedProcess[str]
@@ -121,7 +121,7 @@ class Installation:
         request = urllib.request.Request(self.url(path), data if method != "GET" else None, sent, method=method)
         started = time.monotonic()
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return Answer(answer.status, _lower(answer.headers), answer.read(), time.monotonic() - started)
         except urllib.error.HTTPError as error:
             return Answer(error.code, _lower(error.headers), error.read(), time.monotonic() - started)

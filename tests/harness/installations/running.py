@@ -102,7 +102,7 @@ class RunningOperator:
 
     def call(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
         """Return status and JSON of one request to the operator."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=2 * PATIENCE_S)
         try:
             connection.request(method, path, body, {"authorization": f"Bearer {self.token}", **headers})
             response = connection.getresponse()
@@ -117,7 +117,7 @@ class RunningOperator:
 
     def wait(self, api: str = "iris") -> dict[str, Any]:
         """Return an API once it is not `updating` any more."""
-        status, answer = self.call("GET", f"/v1/apis/{api}/wait?timeout=20")
+        status, answer = self.call("GET", f"/v1/apis/{api}/wait?timeout=60")
         assert status == 200, answer
         return answer
 
@@ -193,7 +193,7 @@ class Load:
             thread.join()
 
     def _run(self) -> None:
-        connection = HTTPConnection("127.0.0.1", self._operator.gateway_port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self._operator.gateway_port, timeout=PATIENCE_S)
         while not self._stop.wait(_LOAD_PAUSE_S):
             try:
                 connection.request("POST", "/iris", "{}", {"content-type": "application/json"})
