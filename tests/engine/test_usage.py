@@ -15,6 +15,7 @@ import pytest
 
 from cortex.engine.usage import (
     GpuUsage,
+    RecentUsage,
     ResourceUsage,
     parse_gpu_usage,
     resource_usage,
@@ -91,3 +92,24 @@ def test_usage_survives_the_round_trip_through_json() -> None:
         "b": ResourceUsage("sum", 0.0, MemoryUse(1)),
     }
     assert usage_from_json(json.loads(json.dumps(usage_to_json(usage)))) == usage
+
+
+def test_a_measurement_is_reused_for_a_time_in_proportion_to_its_own() -> None:
+    now, measured = 0.0, 0
+
+    async def measure() -> dict[str, ResourceUsage]:
+        nonlocal now, measured
+        now, measured = now + 0.5, measured + 1
+        return {f"iris-{measured}": ResourceUsage("iris", 1.0, MemoryUse())}
+
+    recent = RecentUsage(measure, lambda: now)
+
+    async def scenario() -> list[str]:
+        nonlocal now
+        found = [*await recent.get()]
+        now += 9.9
+        found += [*(await recent.get()), *(await recent.get())]
+        now += 0.2
+        return [*found, *await recent.get()]
+
+    assert asyncio.run(scenario()) == ["iris-1", "iris-1", "iris-1", "iris-2"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ _GPU_FIELDS = "uuid,memory.used,utilization.gpu"
 #: A driver that hangs must not delay the page for long.
 _GPU_TIMEOUT_S = 5.0
 _MIB = 1024 * 1024
+#: Measurements then take at most a twentieth of a processor, however often they are requested.
+_REUSE = 20.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,32 @@ async def resource_usage(
     running = list(replicas)
     gpus = await _gpus(environ) if any(spec.gpu_ids for spec, _ in running) else {}
     return await asyncio.to_thread(_measure, running, gpus)
+
+
+class RecentUsage:
+    """The latest measurement of `measure`, taken again when it is older than `_REUSE` times the time that it took.
+
+    The kernel visits all memory of the replicas for one, which takes seconds if they have many gigabytes.
+    """
+
+    def __init__(
+        self, measure: Callable[[], Awaitable[Mapping[str, ResourceUsage]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._measure = measure
+        self._clock = clock
+        self._latest: Mapping[str, ResourceUsage] = {}
+        self._valid_until = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> Mapping[str, ResourceUsage]:
+        """Return it, by the ids of replicas; callers that come meanwhile wait for the same measurement."""
+        async with self._lock:
+            began = self._clock()
+            if began >= self._valid_until:
+                self._latest = await self._measure()
+                ended = self._clock()
+                self._valid_until = ended + _REUSE * (ended - began)
+            return self._latest
 
 
 def usage_to_json(usage: Mapping[str, ResourceUsage]) -> dict[str, Any]:

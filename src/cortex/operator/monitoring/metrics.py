@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from cortex import __version__
-from cortex.engine.usage import ResourceUsage
+from cortex.engine.usage import RecentUsage, ResourceUsage
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.statistics import BackendStats
@@ -117,11 +117,16 @@ class Metrics:
         self._open_workloads = open_workloads
         self._state_of = state_of
         self._usage = usage
+        self._recent_usage = RecentUsage(usage)
         self._logger = logger
 
     async def usage(self) -> Mapping[str, ResourceUsage]:
         """Measure the replicas, by id."""
         return await self._usage()
+
+    async def recent_usage(self) -> Mapping[str, ResourceUsage]:
+        """Return the latest measurement, for pages that refresh themselves."""
+        return await self._recent_usage.get()
 
     async def recording(self, record: ApiRecord) -> dict[str, Any] | None:
         """Return where the requests of an API are recorded, and how many of them were; None without `record`."""

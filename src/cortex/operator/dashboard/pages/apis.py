@@ -115,7 +115,7 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
         record = services.api(api)
         described = await describe_api(services, record)
         statuses = [status for _, status in services.engine.replicas().values() if status.api == api]
-        usage = await services.metrics.usage()
+        usage = await services.metrics.recent_usage()
         range = range if range in RANGES else next(iter(RANGES))
         return pages.page(
             request,

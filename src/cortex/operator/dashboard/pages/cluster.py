@@ -105,7 +105,7 @@ def cluster_pages(describe: Callable[[], Awaitable[ClusterView]], pages: Pages) 
 
 async def describe_machines(services: Services) -> ClusterView:
     """Return the machines of an operator."""
-    usage = await services.metrics.usage()
+    usage = await services.metrics.recent_usage()
     used = {name: each.memory.proportional_bytes or each.memory.resident_bytes for name, each in usage.items()}
     replicas = [PlacedReplica(spec, status, used.get(spec.id)) for spec, status in services.engine.replicas().values()]
     replicas.sort(key=lambda replica: replica.spec.id)
