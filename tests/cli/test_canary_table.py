@@ -30,6 +30,10 @@ def notes(**changes: Any) -> list[str]:
     [
         ({}, "canary:   revision 4 gets 10 % of the requests (step 2 of 3), revision 3 the rest"),
         (
+            {"shadow": True, "percent": 0},
+            "canary:   revision 4 gets copies of all requests (shadow), revision 3 answers",
+        ),
+        (
             {"outcome": "held", "reason": "no decision"},
             "canary:   revision 4 gets 10 % of the requests (step 2 of 3, held: no decision), revision 3 the rest",
         ),

@@ -314,3 +314,20 @@ def test_a_damaged_file_is_accepted_or_rejected(tmp_path: Path, data: st.DataObj
     )
     assert bool(reading.problems) != bool(reading.apis)
     assert all(problem.line >= 1 and problem.fix for problem in reading.problems)
+
+
+@pytest.mark.parametrize(
+    ("canary", "tracker", "problem"),
+    [
+        ("{shadow: true, max_disagreement: 1%}", "{model_type: regression}", ""),
+        ("{shadow: true}", "", ""),
+        ("{shadow: true, max_disagreement: 1%}", "", "max_disagreement needs shadow, and a tracker of the predictions"),
+        ("{max_disagreement: 1%}", "{model_type: regression}", "max_disagreement needs shadow"),
+    ],
+)
+def test_predictions_of_copies_are_compared_only_with_a_shadow_and_a_tracker(
+    tmp_path: Path, canary: str, tracker: str, problem: str
+) -> None:
+    tracked = f"  tracker: {tracker}\n" if tracker else ""
+    found = lines_of(examine_text(tmp_path, realtime("a", f"{tracked}  update_strategy: {{canary: {canary}}}\n")))
+    assert [problem in line for line in found] == ([True] if problem else [])

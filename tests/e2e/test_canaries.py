@@ -97,6 +97,49 @@ def test_a_canary_that_fails_on_some_inputs_is_rolled_back(cortex: Installation,
     assert "revision 2 was rolled back: errors: " in cortex.cortex("get", "tried").stdout
 
 
+SHADOW = """
+      tracker:
+        model_type: classification
+        key: label
+      update_strategy:
+        canary:
+          shadow: true
+          max_disagreement: 1%
+          steps: [50%]
+          confidence: 0.9
+          min_requests: 20
+          max_error_increase: 5%
+          max_latency_increase: 900%
+"""
+MODEL = """
+    class Handler:
+        def __init__(self, config):
+            self.different = config["different"]
+
+        def handle_post(self, payload):
+            return {"label": "dog" if payload["number"] % 100 < self.different else "cat"}
+"""
+
+
+@pytest.mark.long
+def test_a_shadow_whose_predictions_differ_never_answers_and_is_rolled_back(cortex: Installation, folder: Path) -> None:
+    def deploy_model(different: int) -> str:
+        config = CONFIG.format(config=json.dumps({"different": different}), steps="[50%]", confidence=0.9)
+        write_project(folder, MODEL, config.partition("      update_strategy:")[0] + SHADOW.lstrip("\n"))
+        return cortex.cortex("deploy", folder / "cortex.yaml").stdout
+
+    deploy_model(0)
+    shown = deploy_model(3)
+    assert "revision 2 gets copies of all requests (shadow), revision 1 answers" in shown
+    seen = sent_until(cortex, lambda: (canary_of(cortex) or {})["step_requests"] >= 200)
+    os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
+    cortex.up()
+    seen += sent_until(cortex, lambda: outcome_of(cortex) == "rolled back", 240.0)
+    assert seen.keys() == {"{'label': 'cat'}"}
+    reason = (canary_of(cortex) or {})["reason"]
+    assert reason.startswith("disagreement: ") and reason.endswith(", tolerated: 1.00%"), reason
+
+
 @pytest.mark.long
 def test_a_good_canary_replaces_the_old_revision_although_the_operator_is_killed(
     cortex: Installation, folder: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from cortex.gateway.maps import CANARIES_MAP, fixed_maps, live_maps
 from cortex.gateway.routes import (
@@ -20,7 +21,7 @@ from cortex.gateway.routes import (
 )
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from harness.servers.upstream import World, ask, backend, world
+from harness.servers.upstream import World, ask, backend, eventually, world
 
 SPLIT = Split("ab", "/ab", (Share("a", 50), Share("b", 50)))
 
@@ -103,3 +104,49 @@ def test_slots_of_a_canary_are_its_percentage() -> None:
     values = Counter(live_maps(table)[CANARIES_MAP].values())
     assert values == {"api:a.canary": 7, "api:a": 93}
     assert not any("canary" in value for entries in fixed_maps(table).values() for value in entries.values())
+
+
+async def copies_of(w: World, count: int) -> list[dict[str, Any]]:
+    """Wait until the canary has received `count` requests, and return them."""
+
+    async def reached() -> bool:
+        return len(w.upstreams["new"].seen) == count
+
+    await eventually(reached, 30)
+    return w.upstreams["new"].seen
+
+
+async def test_a_canary_that_gets_copies_responds_to_no_client(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 0, subpaths=("/v2", "/"))
+        other = backend("b", await w.server("b"))
+        assert api.canary is not None
+        copied = replace(api, canary=replace(api.canary, gets_copies=True))
+        await w.gateway.startup(RoutingTable((copied, other), (SPLIT,)))
+        assert await servers_of(w, 5) == {"old": 5}
+        (copy, *_) = await copies_of(w, 5)
+        assert (copy["method"], copy["url"], copy["body"]) == ("POST", "/a", 2)
+        ids = {each["headers"]["x-cortex-request-id"] for each in w.upstreams["old"].seen}
+        assert copy["headers"]["x-cortex-shadow"] == "1" and copy["headers"]["x-cortex-request-id"] in ids
+        assert await servers_of(w, 2, "/a/below?x=1") == {"old": 2}
+        assert (await copies_of(w, 7))[-1]["url"] == "/a/below?x=1"
+        # Without a reload: the first step of the trial. Requests to splitters are not copied.
+        assert set(await servers_of(w, 20, "/ab")) <= {"old", "b"}
+        await w.gateway.apply(RoutingTable((api, other), (SPLIT,)))
+        assert await servers_of(w, 20) == {"old": 20}
+        assert len(w.upstreams["new"].seen) == 7
+
+
+async def test_only_requests_with_a_key_of_the_api_are_copied(home: Home) -> None:
+    async with world(home) as w:
+        api = await canary_of(w, 0, needs_key=True)
+        assert api.canary is not None
+        keys = [ApiKey(name, hashlib.sha256(name.encode()).hexdigest(), (name,)) for name in ("a", "b")]
+        table = RoutingTable((replace(api, canary=replace(api.canary, gets_copies=True)),), keys=tuple(keys))
+        await w.gateway.startup(table)
+        assert [(await ask(w.port, "/a", **{"x-api-key": key})).status for key in ("b", "c")] == [403, 401]
+        assert (await ask(w.port, "/a")).status == 401
+        assert await servers_of(w, 2, **{"x-api-key": "a"}) == {"old": 2}
+        assert await servers_of(w, 2, authorization="Bearer a") == {"old": 2}
+        copies = await copies_of(w, 4)
+        assert not any({"x-api-key", "authorization"} & set(copy["headers"]) for copy in copies)

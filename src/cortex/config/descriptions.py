@@ -189,12 +189,18 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "update_strategy.canary": (
             "a new revision gets a part of the requests first, and replaces the old one only if it is not worse"
         ),
+        "update_strategy.canary.shadow": (
+            "before the first step, the new revision gets copies of all requests; its responses are discarded"
+        ),
         "update_strategy.canary.steps": "parts of the requests that the new revision gets, one after the other",
         "update_strategy.canary.min_requests": "requests that the new revision must answer in each step",
         "update_strategy.canary.max_error_increase": "tolerated increase of the part of requests that fail",
         "update_strategy.canary.max_latency_increase": "tolerated increase of the median and of the 99th percentile",
         "update_strategy.canary.max_prediction_shift": (
             "tolerated change of the part of any class among the predictions; without it, they are not compared"
+        ),
+        "update_strategy.canary.max_disagreement": (
+            "tolerated part of the copied requests with another prediction; without it, they are not compared"
         ),
         "update_strategy.canary.confidence": "probability that a revision that is not worse is not rolled back",
         "update_strategy.canary.give_up_after": "time after which `on_no_decision` applies",

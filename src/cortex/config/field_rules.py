@@ -101,6 +101,13 @@ def _canary_violations(api: Api) -> Iterator[Violation]:
         message = "max_prediction_shift needs a tracker of classes"
         fix = 'add "tracker: {model_type: classification}", or remove it'
         yield Violation(("update_strategy.canary.max_prediction_shift",), message, fix)
+    if canary.shadow and api.is_grpc:
+        message = "gRPC calls can't be copied to a shadow"
+        yield Violation(("update_strategy.canary.shadow",), message, "remove it: the steps work with gRPC")
+    if canary.max_disagreement is not None and not (canary.shadow and api.tracker):
+        message = "max_disagreement needs shadow, and a tracker of the predictions"
+        fix = 'add "shadow: true" to canary, and a "tracker" to the API, or remove it'
+        yield Violation(("update_strategy.canary.max_disagreement",), message, fix)
 
 
 def _replica_violations(api: Api) -> Iterator[Violation]:

@@ -114,7 +114,8 @@ _UPDATE_STRATEGY = _rows("update_strategy", "max_surge max_unavailable")
 _CANARY = {  # extension
     **_rows(
         "update_strategy.canary",
-        "steps min_requests max_error_increase max_latency_increase max_prediction_shift confidence on_no_decision",
+        "shadow steps min_requests max_error_increase max_latency_increase max_prediction_shift max_disagreement "
+        "confidence on_no_decision",
     ),
     "update_strategy.canary.give_up_after": "update_strategy.canary.give_up_after_s",
 }

@@ -573,8 +573,10 @@ def _steps(value: object) -> list[object]:
 class CanaryConfig(ConfigModel):
     """Trial of a new revision beside the old one before it replaces it."""
 
-    null_means_default = frozenset({"max_prediction_shift"})
+    null_means_default = frozenset({"max_prediction_shift", "max_disagreement"})
 
+    #: Before the first step, the new revision gets copies of all requests, and its responses are discarded.
+    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False
     #: Shares of the requests, one after the other.
     steps: Annotated[list[Step], BeforeValidator(_steps)] = ["1%", "10%", "50%"]
     min_requests: Count = 100  #: that the new revision must answer in each step
@@ -582,6 +584,8 @@ class CanaryConfig(ConfigModel):
     max_latency_increase: Annotated[str, BeforeValidator(percentage(at_most=1000))] = "25%"
     #: of the share of any class that the tracker counts; None: not compared
     max_prediction_shift: Annotated[str, BeforeValidator(percentage())] | None = None
+    #: share of the copied requests for which both revisions predict something else; None: not compared
+    max_disagreement: Annotated[str, BeforeValidator(percentage())] | None = None
     confidence: Annotated[float, BeforeValidator(number(at_least=0.5, below=1))] = 0.99
     give_up_after_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 86_400.0
     #: after `give_up_after`

@@ -81,6 +81,9 @@ _KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or a
 _KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
 _KEY_OF_OTHERS = "the API key is only valid for other APIs"
 _KEYED_SPLIT = "keyed-split"
+_KEYED_CANARY = "keyed-canary"
+#: A request that a canary gets a copy of, and that did not come through a splitter.
+_COPIED = "{ var(txn.copy) -m beg api: } ! { var(txn.split) -m found }"
 _SPLITS_PER_LINE = 50
 _CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client. Their frontend sets this
@@ -182,6 +185,32 @@ def splitter_key_rules(keyed: Sequence[str]) -> str:
 {_check_key("/,txn.split", (condition,))}\
   http-request unset-var(txn.copied) if {condition} ! {{ var(txn.key_fits) -m found }}
 """
+
+
+def check_keys_of_copies(table: RoutingTable) -> str:
+    """Return the frontend's rules that check keys before a request is copied to a canary."""
+    names = _keyed_canaries(table)
+    if not names:
+        return ""
+    acls = "".join(f"  acl {_KEYED_CANARY} var(txn.to) -m str {name}\n" for name in names)
+    return f"""\
+{acls}\
+  http-request set-var(txn.api) var(txn.to),field(2,:) if {_KEYED_CANARY}
+{_check_key("/,txn.api", (_KEYED_CANARY, _COPIED))}\
+  http-request unset-var(txn.copy) if {_KEYED_CANARY} ! {{ var(txn.key_fits) -m found }}
+"""
+
+
+def forget_keys_of_copies(table: RoutingTable) -> str:
+    """Return the rules after `check_keys_of_copies` and the copy: the section of the API checks keys once more."""
+    if not _keyed_canaries(table):
+        return ""
+    condition = f"{_KEYED_CANARY} ! {{ var(txn.split) -m found }}"
+    return "".join(f"  http-request unset-var(txn.{name}) if {condition}\n" for name in ("key", "key_id", "key_fits"))
+
+
+def _keyed_canaries(table: RoutingTable) -> list[str]:
+    return [backend_name(each) for each in table.backends if each.canary is not None and each.needs_key]
 
 
 # API keys.

@@ -73,7 +73,9 @@ from cortex.gateway.backends import (
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
     GatewaySockets,
+    check_keys_of_copies,
     docs_section,
+    forget_keys_of_copies,
     is_unix,
     keyed_splits,
     milliseconds,
@@ -358,7 +360,7 @@ frontend {FRONTEND}
   http-request set-header x-cortex-info 1 if {{ path_end /info }} {{ path,map({INFO_MAP}) -m found }}
   {below}
 {_split_rules(table, sockets, settings.body_timeout_s)}\
-{_canary_rules(table)}\
+{_canary_rules(table, sockets, settings.body_timeout_s)}\
   # A response of the worker that replaced this one is complete.
   http-after-response allow if {{ stopping }} {{ be_name -m str cortex-successor }}
   http-after-response set-header x-cortex-request-id %[unique-id]
@@ -441,12 +443,7 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
     """Return the rules that draw the API of each request to a splitter, and send a copy to the shadow."""
     if not table.splits:
         return ""
-    copied = "if { var(txn.copy) -m beg api: } ! { req.hdr(x-cortex-info) -m found } ! { stopping }"
-    if any(RULES[backend.protocol].accepts_websockets for backend in table.backends):
-        copied += " ! { req.hdr(upgrade) -m found }"
     below = "{ var(txn.prefix) -m found }"
-    longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)
-    copy_timeout_s = -(-(longest_ms + TIMEOUT_MARGIN_MS) // 1000)
     return f"""\
   http-request set-var(txn.split) path,map({SPLITS_MAP})
   http-request set-var(txn.split) var(txn.prefix),field(1,|) if {below} ! {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
@@ -456,6 +453,18 @@ def _split_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: f
   http-request set-var-fmt(txn.copied) %[var(txn.split)]:%[rand(100)] if {{ var(txn.split) -m found }}
 {splitter_key_rules(keyed_splits(table))}\
   http-request set-var(txn.copy) var(txn.copied),map({SHADOWS_MAP}) if {{ var(txn.split) -m found }}
+{_copy_rules(table, sockets, body_timeout_s)}\
+"""
+
+
+def _copy_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float, condition: str = "") -> str:
+    """Return the rules that send a copy of a request to the backend in txn.copy."""
+    copied = f"if {{ var(txn.copy) -m beg api: }} ! {{ req.hdr(x-cortex-info) -m found }} ! {{ stopping }}{condition}"
+    if any(RULES[backend.protocol].accepts_websockets for backend in table.backends):
+        copied += " ! { req.hdr(upgrade) -m found }"
+    longest_ms = max((milliseconds(backend.timeout_s) for backend in table.backends), default=1000)
+    copy_timeout_s = -(-(longest_ms + TIMEOUT_MARGIN_MS) // 1000)
+    return f"""\
   http-request wait-for-body time {milliseconds(body_timeout_s)}ms {copied}
   http-request lua.cortex_copy '{sockets.inside}' {copy_timeout_s} {copied}
 """
@@ -468,8 +477,11 @@ def _split_routes(table: RoutingTable) -> str:
     return f"  use_backend %[var(txn.slot),map({SLOTS_MAP})] if {{ var(txn.split) -m found }}\n"
 
 
-def _canary_rules(table: RoutingTable) -> str:
-    """Return the rules that draw whether a request goes to the canary of the API to which it would go."""
+def _canary_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float) -> str:
+    """Return the rules that draw whether a request goes to the canary of the API to which it would go.
+
+    A canary that gets copies responds to none. Requests to splitters are not copied to it.
+    """
     if not _has_canaries(table):
         return ""
     to = "  http-request set-var(txn.to)"
@@ -481,6 +493,10 @@ def _canary_rules(table: RoutingTable) -> str:
 {of_split}{of_call}\
   http-request set-var-fmt(txn.drawn) %[var(txn.to)]:%[rand(100)]
   http-request set-var(txn.canary) var(txn.drawn),map({CANARIES_MAP})
+  http-request set-var(txn.copy) var(txn.drawn),map({SHADOWS_MAP}) if ! {{ var(txn.split) -m found }}
+{check_keys_of_copies(table)}\
+{_copy_rules(table, sockets, body_timeout_s, " ! { var(txn.split) -m found }")}\
+{forget_keys_of_copies(table)}\
 """
 
 

@@ -68,7 +68,10 @@ local function request_text(txn, body)
   local prefix = txn:get_var("txn.prefix")
   if prefix then
     lines[#lines + 1] = "x-cortex-endpoint: " .. string.match(prefix, "^[^|]*|(.*)$")
-    lines[#lines + 1] = "x-cortex-splitter: " .. txn:get_var("txn.split")
+    local split = txn:get_var("txn.split")
+    if split then
+      lines[#lines + 1] = "x-cortex-splitter: " .. split
+    end
   end
   return table.concat(lines, "\r\n") .. "\r\n\r\n" .. body
 end

@@ -18,7 +18,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
 | `canaries.map` | backend of an API, and 0 to 99 | it, or the backend of its canary | command |
-| `shadows.map` | splitter:0 to splitter:99 | backend that gets a copy, or `-` | command |
+| `shadows.map` | splitter, or backend with a canary, and :0 to :99 | backend that gets a copy, or `-` | command |
 | `cors.map` | backend or splitter; followed by `/` and an origin | see `cors` | command |
 | `keys.map` | hash of a key; hash/API | id of the key | command |
 """
@@ -256,7 +256,7 @@ def live_maps(table: RoutingTable) -> Maps:
         UNAVAILABLE_MAP: {backend_name(backend): unavailable_text(backend) for backend in calls},
         HOLDS_MAP: {backend_name(backend): "1" if backend.holds else "0" for backend in calls},
         SLOTS_MAP: slots,
-        SHADOWS_MAP: shadows,
+        SHADOWS_MAP: shadows | _canary_copies(table),
         CANARIES_MAP: _canaries_map(table),
         CORS_MAP: _cors_map(table),
     }
@@ -307,6 +307,16 @@ def _canaries_map(table: RoutingTable) -> dict[str, str]:
                 f"{own}:{number}": own + CANARY_SUFFIX if number < backend.canary.percent else own
                 for number in range(100)
             }
+    return entries
+
+
+def _canary_copies(table: RoutingTable) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for backend in table.backends:
+        if backend.canary is not None:
+            own = backend_name(backend)
+            to = own + CANARY_SUFFIX if backend.canary.gets_copies and backend.canary.servers else NO_SHADOW
+            entries |= {f"{own}:{number}": to for number in range(100)}
     return entries
 
 

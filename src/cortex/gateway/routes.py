@@ -23,6 +23,7 @@ _LEFT_OUT = {
     "sticky": False,
     "replica_protocol": "calls",
     "canary": None,
+    "gets_copies": False,
     "v2_at_root": False,
 }
 
@@ -51,12 +52,17 @@ class Cors:
     credentials: bool = False  #: whether their requests may have cookies
 
 
+#: Share of a canary that gets copies of all requests, and responds to none.
+COPIES_OF_ALL = 100
+
+
 @dataclass(frozen=True)
 class Canary:
     """The servers of an API's newest revision while it is tried, and their share of the API's requests."""
 
     percent: int  #: 0 to 100
     servers: tuple[Server, ...] = ()
+    gets_copies: bool = False  #: of all requests that `servers` of the API get; its responses are dropped
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ BOUNDS = (*FINE_BOUNDS_S, math.inf)
 
 
 def judge(**canary: Any) -> Judge:
-    tracker = {"model_type": "classification", "key": "label"} if "max_prediction_shift" in canary else None
+    tracked = {"max_prediction_shift", "max_disagreement"} & set(canary)
+    tracker = {"model_type": "classification", "key": "label"} if tracked else None
     return Judge(api(update_strategy={"canary": canary}, tracker=tracker))
 
 
@@ -93,6 +94,22 @@ def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estim
     assert 100 < findings["errors"].missing < 10_000
     assert findings["errors"].to_json()["missing"] == math.ceil(findings["errors"].missing)
     assert judge().findings()[0].to_json()["missing"] is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "finding"), [(0.03, Finding.WORSE), (0.002, Finding.NOT_WORSE), (0.01, Finding.UNKNOWN)]
+)
+def test_the_disagreement_about_copied_requests_is_judged(rate: float, finding: Finding) -> None:
+    subject, generator = judge(shadow=True, max_disagreement="1%"), random.Random(3)
+    for window in range(40):
+        subject.observe(numbers(generator, 50), numbers(generator, 50), True, 5.0 * window)
+        subject.observe_pairs(100, sum(generator.random() < rate for _ in range(100)))
+    found = {each.name: each for each in subject.findings()}["disagreement"]
+    assert (found.finding, found.old, found.margin) == (finding, None, 0.01)
+    assert found.new == pytest.approx(rate, rel=0.5)
+    copy = judge(shadow=True, max_disagreement="1%")
+    copy.load(json.loads(json.dumps(subject.dump())))
+    assert copy.findings() == subject.findings()
 
 
 @pytest.mark.parametrize(("windows", "finding"), [(6, Finding.UNKNOWN), (13, Finding.WORSE)])

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from cortex.config.schema import Api, CanaryConfig
 from cortex.errors import ConflictError, NotFoundError
+from cortex.gateway.routes import COPIES_OF_ALL
 from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
@@ -29,6 +30,7 @@ from cortex.replica.monitoring.metrics import (
     process_file,
     series_key,
 )
+from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, PredictionRing
 from cortex.state.database import open_state
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
 from cortex.state.queries.key_values import KeyValueStore
@@ -164,6 +166,41 @@ def test_a_restart_and_a_revision_that_was_live_are_not_tried(world: World) -> N
     assert world.trials.percents([world.record]) == {"iris": 10}
     world.deploy(OLD, api(update_strategy=CANARY))
     assert world.trials.percents([world.record]) == {}
+
+
+def test_a_shadow_comes_before_the_first_step_and_counts_pairs(world: World) -> None:
+    canary = {**CANARY["canary"], "shadow": True, "max_disagreement": "1%"}
+    tracker = {"model_type": "classification", "key": "label"}
+    world.deploy(NEW, api(update_strategy={"canary": canary}, tracker=tracker))
+    assert world.trials.percents([world.record]) == {"iris": COPIES_OF_ALL}
+    described = world.trials.describe(world.record)
+    assert described is not None
+    assert (described["shadow"], described["percent"]) == (True, 0)
+    folders = [world.folder / f"iris-{revision[:8]}-abcdef" / PREDICTIONS_FOLDER for revision in (OLD, NEW)]
+    old, new = (PredictionRing(folder, PredictionKind.CLASS) for folder in folders)
+
+    async def scenario() -> None:
+        controller = world.controller()
+        for number in range(6):
+            await controller.judge(world.record)
+            world.respond(OLD, 100, 0)
+            world.respond(NEW, 100, 0)
+            for request in range(100):
+                old.append(b"%d-%d" % (number, request), 1)
+                new.append(b"%d-%d" % (number, request), 2 if request < 10 else 1)
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    assert world.returned == [1]
+    described = Trials(world.apis, world.values).describe(world.record)
+    assert described is not None
+    assert described["reason"].startswith("disagreement: 10.00%, tolerated: 1.00%")
+
+
+def test_after_the_shadow_comes_the_first_step() -> None:
+    shadow = replace(OPEN, is_shadow=True)
+    assert advance(shadow, CONFIG, found(Finding.NOT_WORSE), 9) == replace(OPEN, step_requests=0)
+    assert advance(shadow, CONFIG, found(Finding.UNKNOWN), 86_400).is_shadow
 
 
 def test_a_worse_revision_is_rolled_back_by_its_errors(world: World) -> None:

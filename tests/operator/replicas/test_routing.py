@@ -6,7 +6,7 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.gateway.protocols import Protocol
-from cortex.gateway.routes import ApiBackend, Share, Split
+from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
@@ -194,6 +194,12 @@ def test_a_canary_has_servers_of_its_own() -> None:
     assert names(found) == ["old-0"]
     assert found.canary is not None
     assert (found.canary.percent, [server.name for server in found.canary.servers]) == (10, ["new-0"])
+
+
+def test_a_shadow_gets_copies_and_no_share() -> None:
+    found = canary_backend(replica("old"), replica("new", revision="r2"), percent=COPIES_OF_ALL).canary
+    assert found is not None
+    assert (found.percent, found.gets_copies, len(found.servers)) == (0, True, 1)
 
 
 @pytest.mark.parametrize("revision", ["r1", "r2"])

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from cortex.replica.monitoring import tracker
-from cortex.replica.monitoring.tracker import PredictionKind, PredictionRing, find_predictions
+from cortex.replica.monitoring.tracker import (
+    RING_SIZE,
+    PredictionKind,
+    PredictionRing,
+    find_predictions,
+    read_predictions,
+)
 
 NUMBER, CLASS = PredictionKind.NUMBER, PredictionKind.CLASS
 
@@ -69,3 +75,19 @@ def test_an_invalid_ring_is_read_as_empty(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "0").write_bytes(data)
 
     assert find_predictions(tmp_path / "0", NUMBER, [request_id(1)]) == {}
+
+
+def test_new_predictions_are_read_once_and_overwritten_ones_are_left_out(tmp_path: Path) -> None:
+    ring, path = PredictionRing(tmp_path, NUMBER), tmp_path / "0"
+    assert read_predictions(path, NUMBER, 0) == (0, {})
+    for number in range(3):
+        ring.append(request_id(number).encode(), float(number))
+    count, found = read_predictions(path, NUMBER, 1)
+    assert (count, sorted(found.values())) == (3, [1.0, 2.0])
+    assert read_predictions(path, NUMBER, 3) == (3, {})
+    assert read_predictions(path, CLASS, 0) == read_predictions(tmp_path / "1", NUMBER, 0) == (0, {})
+    for number in range(3, RING_SIZE + 10):
+        ring.append(request_id(number).encode(), float(number))
+    count, found = read_predictions(path, NUMBER, 3)
+    assert count == RING_SIZE + 10
+    assert sorted(found.values()) == [float(number) for number in range(count - RING_SIZE // 2, count)]

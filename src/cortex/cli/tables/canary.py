@@ -11,6 +11,7 @@ _MEANINGS = {
     "errors": "requests with an error",
     "p50": "requests slower than the old p50",
     "p99": "requests slower than the old p99",
+    "disagreement": "requests with another prediction",
 }
 
 
@@ -25,7 +26,10 @@ def canary_notes(api: Json) -> Iterator[str]:
         step = f"step {canary['step']} of {len(canary['steps'])}"
         held = f", held{reason}" if outcome == "held" else ""
         share = f"{canary['percent']} % of the requests"
-        yield f"canary:   revision {new} gets {share} ({step}{held}), revision {old} the rest"
+        if canary.get("shadow"):
+            yield f"canary:   revision {new} gets copies of all requests (shadow{held}), revision {old} answers"
+        else:
+            yield f"canary:   revision {new} gets {share} ({step}{held}), revision {old} the rest"
         yield f"          `cortex get {name} --why` compares them; `cortex promote {name}` or"
         yield f"          `cortex rollback {name}` ends the trial"
     elif outcome == "rolled back":
@@ -39,7 +43,8 @@ def show_canary(canary: Json, console: Console) -> None:
     console.line(f"canary: revision {new} against revision {old}: {canary['outcome']}")
     if canary["reason"]:
         console.line(f"reason: {canary['reason']}")
-    console.line(f"step {canary['step']} of {steps}: {canary['step_requests']} requests to revision {new}\n")
+    step = "shadow before" if canary.get("shadow") else f"step {canary['step']} of"
+    console.line(f"{step} {steps}: {canary['step_requests']} requests to revision {new}\n")
     console.table(*findings_table(canary["findings"], new, old))
 
 

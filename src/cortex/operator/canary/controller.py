@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cortex.errors import CortexError
+from cortex.operator.canary.disagreement import PairedPredictions, kind_of
 from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.error_log import LoopErrorLog
@@ -54,6 +55,7 @@ class CanaryController:
         self._logger = logger
         self._clock = clock
         self._marks: dict[str, _Mark] = {}
+        self._pairs: dict[str, tuple[str, PairedPredictions]] = {}  #: by API, with the revision that gets copies
         self._served_at: dict[str, dict[str, float]] = {}  #: by API and replica of its canary: when it first had served
         self._failed_rollbacks: dict[str, str] = {}  #: the revision, by API; each is logged once
         self._error_log = LoopErrorLog(logger, "judging canaries failed")
@@ -82,6 +84,7 @@ class CanaryController:
         (old, new), serving = await asyncio.to_thread(self._read, record.name, trial)
         mark, now = self._marks.get(record.name), self._clock()
         is_warm = self._is_warm(record.name, serving, now)
+        pairs, different = await asyncio.to_thread(self._read_pairs, record, trial)
         if mark is None or mark.revision != trial.revision:
             self._marks[record.name] = _Mark(trial.revision, old, RevisionNumbers() if trial.began_at is None else new)
             return
@@ -93,6 +96,7 @@ class CanaryController:
             judge.observe(more_old, more_new, is_warm, now)
             requests = trial.step_requests + more_new.requests
             trial = replace(trial, began_at=trial.began_at or now, step_requests=requests)
+        judge.observe_pairs(pairs, different)
         config = record.spec.update_strategy.canary
         assert config is not None
         age_s = now - record.updated_at.timestamp()
@@ -103,6 +107,18 @@ class CanaryController:
         by_revision = [self._totals.of_revision(api, revision) for revision in (trial.old_revision, trial.revision)]
         numbers = [RevisionNumbers.of(merge_series(each.values()), frozenset(each)) for each in by_revision]
         return numbers, [name for name, series in by_revision[1].items() if RevisionNumbers.of(series).requests]
+
+    def _read_pairs(self, record: ApiRecord, trial: Trial) -> tuple[int, int]:
+        """Return the requests that both revisions answered since the last window, and how many predictions differ."""
+        if not (trial.is_shadow and record.spec.tracker):
+            self._pairs.pop(record.name, None)
+            return 0, 0
+        known = self._pairs.get(record.name)
+        if known is None or known[0] != trial.revision:
+            known = trial.revision, PairedPredictions(kind_of(record.spec.tracker.model_type))
+            self._pairs[record.name] = known
+        of = (self._totals.prediction_files(record.name, each) for each in (trial.old_revision, trial.revision))
+        return known[1].read(*of)
 
     def _is_warm(self, api: str, serving: Iterable[str], now: float) -> bool:
         """Return whether no replica is new: each step starts some, whose first requests are slow."""
@@ -119,7 +135,7 @@ class CanaryController:
         if trial == before or not before.is_open:  # a person may have promoted it meanwhile
             return
         self._trials.put(record, trial)
-        if trial.step != before.step or trial.outcome is not before.outcome:
+        if (trial.step, trial.is_shadow, trial.outcome) != (before.step, before.is_shadow, before.outcome):
             number, percent = trial.number, self._trials.percents([record]).get(record.name)
             self._logger.info(
                 "canary", api=record.name, revision=number, outcome=trial.outcome, percent=percent, reason=trial.reason

@@ -1,13 +1,14 @@
 """Judge whether the newest revision of an API is worse than the one that serves. Pure.
 
 Both revisions serve at the same time. From one observation to the next, their numbers form a window, and `evidence`
-compares the windows. Four properties are judged:
+compares the windows. Five properties are judged:
 
 | property | the part of the requests that … | may grow by |
 |---|---|---|
 | errors | got a status from 400, except 499 | `max_error_increase` |
 | p50, p99 | took longer than the old revision's quantile; of the new one, 1 + `max_latency_increase` times that | 0 |
 | predictions | had a class, for each class; and those that had another one | `max_prediction_shift` |
+| disagreement | had another prediction, of those copied to the new revision | `max_disagreement`, from 0 |
 
 "Worse" refutes that the part grew by at most that, "not worse" that it grew by at least that. A revision is worse as
 soon as one property is, and not worse once all are not. The confidence is divided among the properties for "worse": a
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -170,10 +171,14 @@ class Judge:
         shift = canary.max_prediction_shift
         self._shift = None if shift is None else fraction(shift)
         together = float(api.handler.threads_per_process)
-        self._needed = needed_evidence(PROPERTIES + (shift is not None), canary.confidence)
+        more = (shift is not None) + (canary.max_disagreement is not None)
+        self._needed = needed_evidence(PROPERTIES + more, canary.confidence)
         self._cap = self._needed[0] / MIN_BLOCKS
         self._errors = Comparison.at(fraction(canary.max_error_increase), together, 0.01, self._cap)
         self._slow = {name: Comparison.at(0.0, SLOW_TOGETHER, 1 - at, self._cap) for name, at in QUANTILES.items()}
+        limit = canary.max_disagreement
+        # A revision never disagrees with itself, so the old rate is 0.
+        self._disagreement = None if limit is None else Comparison.at(fraction(limit), 1.0, 0.0, self._cap)
         self._more: dict[str, Comparison] = {}  #: classes, and whether they become more
         self._fewer: dict[str, Comparison] = {}
         self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
@@ -190,13 +195,18 @@ class Judge:
         """
         if not 0 <= time_s - self._block_began_s < BLOCK_S:
             self._block_began_s = time_s
-            for each in (self._errors, *self._slow.values(), *self._more.values(), *self._fewer.values()):
+            for each in self._comparisons():
                 each.begin_block()
         self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
         if is_warm:
             self._observe_latency(old, new)
         if self._shift is not None:
             self._observe_classes(old, new, self._shift)
+
+    def observe_pairs(self, pairs: int, different: int) -> None:
+        """Add the requests of one window that both revisions answered, and how many of their predictions differ."""
+        if self._disagreement is not None:
+            self._disagreement.observe(CountWindow(pairs, 0, pairs, different))
 
     def findings(self) -> list[PropertyFinding]:
         """Return the finding about each property."""
@@ -205,7 +215,13 @@ class Judge:
         found += [_finding(name, each, worse, not_worse) for name, each in self._slow.items()]
         if self._shift is not None:
             found.append(self._classes_finding(worse, not_worse))
+        if self._disagreement is not None:
+            found.append(replace(_finding("disagreement", self._disagreement, worse, not_worse), old=None))
         return found
+
+    def _comparisons(self) -> list[Comparison]:
+        judged = [self._errors, *self._slow.values(), *self._more.values(), *self._fewer.values()]
+        return judged if self._disagreement is None else [*judged, self._disagreement]
 
     def _observe_latency(self, old: RevisionNumbers, new: RevisionNumbers) -> None:
         bounds = sorted(self._durations.keys() & new.durations.keys() & old.durations.keys())
@@ -259,6 +275,7 @@ class Judge:
         return {
             "tolerances": self._tolerances,
             "errors": asdict(self._errors),
+            "disagreement": None if self._disagreement is None else asdict(self._disagreement),
             "slow": {name: asdict(each) for name, each in self._slow.items()},
             "more": {name: asdict(each) for name, each in self._more.items()},
             "fewer": {name: asdict(each) for name, each in self._fewer.items()},
@@ -274,6 +291,7 @@ class Judge:
         if data["tolerances"] != self._tolerances:
             return
         self._errors = _load(data["errors"])
+        self._disagreement = None if data["disagreement"] is None else _load(data["disagreement"])
         self._slow = {name: _load(each) for name, each in data["slow"].items()}
         self._more = {name: _load(each) for name, each in data["more"].items()}
         self._fewer = {name: _load(each) for name, each in data["fewer"].items()}
@@ -296,7 +314,8 @@ def overall(findings: Iterable[PropertyFinding]) -> Finding:
 
 
 def _tolerances(canary: CanaryConfig) -> list[Any]:
-    return [canary.max_error_increase, canary.max_latency_increase, canary.max_prediction_shift, canary.confidence]
+    increases = [canary.max_error_increase, canary.max_latency_increase]
+    return [*increases, canary.max_prediction_shift, canary.max_disagreement, canary.confidence]
 
 
 def _finding(name: str, comparison: Comparison, worse: float, not_worse: float) -> PropertyFinding:

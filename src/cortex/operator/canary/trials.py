@@ -9,6 +9,7 @@
       └── a property is worse ─────────▶ ROLLED_BACK: the old revision is deployed again
 ```
 
+With `shadow`, a trial begins with copies of all requests, whose responses are discarded; its first step follows.
 A HELD trial keeps its share of the requests, and is still promoted or rolled back by the evidence or by a person. A
 revision that was live before is not tried again, so that a rollback takes effect at once.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 from cortex.config.schema import CanaryConfig
 from cortex.errors import ConflictError
+from cortex.gateway.routes import COPIES_OF_ALL
 from cortex.lifecycle import ApiKind
 from cortex.operator.canary.judge import Finding, Judge, PropertyFinding, overall
 from cortex.state.queries.apis import ApiRecord, ApiStore
@@ -49,6 +51,7 @@ class Trial:
     old_revision: str
     old_number: int | None
     step: int = 0
+    is_shadow: bool = False  #: before the first step: gets copies of all requests, and responds to none
     step_requests: int = 0  #: of the new revision, since the step began
     began_at: float | None = None  #: UNIX time of its first response
     outcome: TrialOutcome = TrialOutcome.TRYING
@@ -67,6 +70,8 @@ def advance(trial: Trial, config: CanaryConfig, findings: Iterable[PropertyFindi
         case Finding.WORSE:
             return replace(trial, outcome=TrialOutcome.ROLLED_BACK, reason=_why(findings, Finding.WORSE))
         case Finding.NOT_WORSE if trial.step_requests >= config.min_requests:
+            if trial.is_shadow:
+                return replace(trial, is_shadow=False, step_requests=0)
             if trial.step + 1 < len(config.steps):
                 return replace(trial, step=trial.step + 1, step_requests=0)
             return replace(trial, outcome=TrialOutcome.PROMOTED, reason=_why(findings, Finding.NOT_WORSE))
@@ -79,7 +84,11 @@ def advance(trial: Trial, config: CanaryConfig, findings: Iterable[PropertyFindi
 
 def _why(findings: Iterable[PropertyFinding], finding: Finding) -> str:
     named = [each for each in findings if each.finding is finding]
-    return "; ".join(f"{each.name}: {_percent(each.new)} instead of {_percent(each.old)}" for each in named)
+    return "; ".join(
+        f"{each.name}: {_percent(each.new)}"
+        + (f" instead of {_percent(each.old)}" if each.old is not None else f", tolerated: {_percent(each.margin)}")
+        for each in named
+    )
 
 
 def _percent(share: float | None) -> str:
@@ -110,7 +119,10 @@ class Trials:
         return known
 
     def percents(self, records: Iterable[ApiRecord]) -> dict[str, int]:
-        """Return the share of the newest revision of each API with an open trial, or one being rolled back."""
+        """Return the share of the newest revision of each API with an open trial, or one being rolled back.
+
+        `COPIES_OF_ALL` stands for copies of all requests.
+        """
         found: dict[str, int] = {}
         for record in records:
             if (trial := self.of(record)) is not None and (percent := _share(record, trial[0])) is not None:
@@ -166,7 +178,9 @@ class Trials:
     def _begin(self, record: ApiRecord) -> tuple[Trial, Judge]:
         serving = record.serving
         assert serving is not None
-        trial = Trial(record.revision, record.number, serving.revision, record.live_number)
+        config = record.spec.update_strategy.canary
+        is_shadow = config is not None and config.shadow
+        trial = Trial(record.revision, record.number, serving.revision, record.live_number, is_shadow=is_shadow)
         is_restart = serving.spec == record.spec and serving.project_hash == record.target.project_hash
         was_live = any(
             entry.revision == record.revision and entry.live_at is not None for entry in self._apis.history(record.name)
@@ -182,7 +196,8 @@ def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
         "old_revision_number": trial.old_number,
         "outcome": trial.outcome.value,
         "reason": trial.reason,
-        "percent": _share(record, trial) or 0,
+        "percent": 0 if trial.is_shadow else _share(record, trial) or 0,
+        "shadow": trial.is_shadow,
         "step": trial.step + 1,
         "steps": [int(step.rstrip("%")) for step in _steps(record)],
         "step_requests": trial.step_requests,
@@ -193,6 +208,8 @@ def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
 def _share(record: ApiRecord, trial: Trial) -> int | None:
     if trial.outcome is TrialOutcome.PROMOTED:
         return None
+    if trial.is_open and trial.is_shadow:
+        return COPIES_OF_ALL
     steps = _steps(record)
     return int(steps[min(trial.step, len(steps) - 1)].rstrip("%")) if trial.is_open and steps else 0
 

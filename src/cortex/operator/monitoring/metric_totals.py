@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cortex.replica.monitoring.metrics import SeriesKind, merge_series, parse_key, read_folder
+from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -69,6 +70,15 @@ class MetricTotals:
             for name in self._names()
             if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
         }
+
+    def prediction_files(self, api: str, revision: str) -> list[Path]:
+        """Return the files with the last predictions of the running replicas of one revision."""
+        return [
+            path
+            for name in self._names()
+            if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
+            for path in sorted((self._folder / name / PREDICTIONS_FOLDER).glob("*"))
+        ]
 
     def folders(self, api: str) -> list[Path]:
         """Return the folders of the API's replicas that have not ended."""

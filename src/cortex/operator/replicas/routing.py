@@ -15,7 +15,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.maps import V2_PATH
 from cortex.gateway.protocols import Protocol
-from cortex.gateway.routes import ApiBackend, ApiKey, Canary, Cors, RoutingTable, Server, Share, Split
+from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, ApiKey, Canary, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
@@ -171,8 +171,13 @@ def _backend(
         has_docs=spec.networking.docs,
         sticky=spec.networking.sticky,
         replica_protocol=_protocol(spec, has_routes),
-        canary=None if canary is None else Canary(canary[0], tuple(server(*pair, canary[1]) for pair in canary[1])),
+        canary=None if canary is None else _canary(canary[0], [server(*pair, canary[1]) for pair in canary[1]]),
     )
+
+
+def _canary(percent: int, servers: Iterable[Server]) -> Canary:
+    gets_copies = percent == COPIES_OF_ALL
+    return Canary(0 if gets_copies else percent, tuple(servers), gets_copies)
 
 
 def _divided(

@@ -328,6 +328,28 @@ def find_predictions(path: Path, kind: PredictionKind, ids: Collection[str]) -> 
     return {}
 
 
+def read_predictions(path: Path, kind: PredictionKind, after: int) -> tuple[int, dict[bytes, float | int]]:
+    """Return the number of predictions ever written to a file, and those after the first `after`, by padded id.
+
+    Predictions that may be overwritten at this moment are left out. 0 and nothing if the file is of another kind.
+    """
+    with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
+        magic, known_kind, count = _HEADER.unpack(file.read(_HEADER.size))
+        if (magic, known_kind) == (_MAGIC, kind):
+            record = _CLASS if kind is PredictionKind.CLASS else _NUMBER
+            found: dict[bytes, float | int] = {}
+            at = max(after if after <= count else 0, count - RING_SIZE // 2)
+            while at < count:
+                slot = at % RING_SIZE
+                wanted = min(count - at, RING_SIZE - slot)
+                file.seek(_HEADER_BYTES + slot * _RECORD_BYTES)
+                data = file.read(wanted * _RECORD_BYTES)
+                found.update(record.iter_unpack(data[: len(data) // _RECORD_BYTES * _RECORD_BYTES]))
+                at += wanted
+            return count, found
+    return 0, {}
+
+
 def copy_predictions(source: Path, target: Path) -> None:
     """Copy a ring atomically, unless it is empty. Raises: OSError."""
     data = source.read_bytes()
