@@ -63,12 +63,13 @@ class Scenario:
     outages: float = 0.0  #: part of the time in which a dependency of both versions fails 60 % of requests
     more_errors: float = 0.0
     slower_tail: float = 0.0  #: increase of the p99: as many requests take that much longer as are needed
+    disagreement: float = 0.0  #: part of the copied requests with another prediction; 1 % is tolerated
     shift: float = 0.0  #: part of the requests that are a dog for the new version instead of a cat
 
     @property
     def is_worse(self) -> bool:
         """Return whether the new version is worse."""
-        return bool(self.more_errors or self.slower_tail or self.shift)
+        return bool(self.more_errors or self.slower_tail or self.shift or self.disagreement)
 
 
 SAME = (
@@ -91,6 +92,7 @@ WORSE = (
     Scenario("p99 +100 %", slower_tail=1.0),
     Scenario("5 % of cats become dogs", shift=0.05),
     Scenario("20 % of cats become dogs", shift=0.2),
+    Scenario("another prediction for 3 % (shadow)", disagreement=0.03),
 )
 
 
@@ -209,6 +211,8 @@ class Processes:
 def cortex_rule(scenario: Scenario, seed: int) -> End:
     """Judge as the operator does, with the default configuration."""
     canary = {"max_prediction_shift": "2%"} if scenario.shift or "steady" in scenario.name else {}
+    if scenario.disagreement:
+        canary = {"shadow": True, "max_disagreement": "1%"}
     tracker = {"model_type": "classification", "key": "label"} if canary else None
     api = Api.model_validate(
         {
@@ -222,11 +226,12 @@ def cortex_rule(scenario: Scenario, seed: int) -> End:
     config = api.update_strategy.canary
     assert config is not None
     world, judge, processes = World(scenario, default_rng(seed)), Judge(api), Processes()
-    trial = Trial("r2", 2, "r1", 1)
+    trial = Trial("r2", 2, "r1", 1, is_shadow=config.shadow)
     length_s = max(_WINDOW_S, 1 / scenario.per_s)
     time_s, requests, old, new = 0.0, 0, RevisionNumbers(), RevisionNumbers()
     while time_s < scenario.duration_s:
-        share = int(config.steps[trial.step].rstrip("%")) / 100
+        # With copies, both versions get the same number of requests: half of those that are drawn.
+        share = 0.5 if trial.is_shadow else int(config.steps[trial.step].rstrip("%")) / 100
         started_s = processes.scale(share, time_s)
         warm_from_s = float(started_s.max())
         drawn = world.window(time_s, length_s, share, started_s)
@@ -235,6 +240,8 @@ def cortex_rule(scenario: Scenario, seed: int) -> End:
         if not (old.requests and new.requests):
             continue  # as in the operator, the window becomes longer
         judge.observe(old, new, time_s - warm_from_s > WARM_UP_S, time_s)
+        if trial.is_shadow:
+            judge.observe_pairs(new.requests, int(world.generator.binomial(new.requests, scenario.disagreement)))
         trial = Trial(**{**asdict(trial), "step_requests": trial.step_requests + new.requests})
         requests += new.requests
         old, new = RevisionNumbers(), RevisionNumbers()
