@@ -13,8 +13,9 @@ import pytest
 
 from cortex.errors import ConflictError, InputError, NotFoundError
 from cortex.jobs.lease_expiry import holders
-from cortex.jobs.queries import read_dead_letters, read_results
+from cortex.jobs.queries import ErrorGroup, group_errors, read_dead_letters, read_results
 from cortex.jobs.records import (
+    JobFilter,
     Presence,
     ids_marked,
     insert_job,
@@ -311,6 +312,40 @@ def test_a_retry_creates_a_job_of_the_dead_letters(where: Where) -> None:
             await store.retry(again.id, ORIGIN, options())
         with pytest.raises(NotFoundError):
             await store.retry("f" * 16, ORIGIN, options())
+
+    run_with_store(where, scenario)
+
+
+def test_jobs_are_listed_by_api_and_status_and_continued_after_a_number(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        created = [await harness.create() for _ in range(4)]
+        await harness.finish(created[1])
+
+        async def listed(chosen: JobFilter, limit: int = 10) -> list[int]:
+            return [created.index(found) for found in await harness.store.read(list_jobs, chosen, limit)]
+
+        created[1] = (await harness.store.read(list_jobs, JobFilter(statuses=[JobStatus.SUCCEEDED])))[0]
+        assert await listed(JobFilter()) == [3, 2, 1, 0]
+        assert await listed(JobFilter("digits"), 2) == [3, 2]
+        assert await listed(JobFilter("digits", before=created[2].number)) == [1, 0]
+        assert await listed(JobFilter(statuses={JobStatus.PENDING, JobStatus.RUNNING})) == [3, 2, 0]
+        assert await listed(JobFilter("letters")) == []
+
+    run_with_store(where, scenario)
+
+
+def test_errors_of_dead_letters_that_differ_in_numbers_are_grouped(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        store, job = harness.store, await harness.create(5, items=2, max_attempts=1)
+        lease = (await harness.lease(job)).lease
+        assert lease is not None
+        errors = ["KeyError: 'a'", "bad row 1 at 0x7f00", "bad row 22 at 0xAB", "bad row 3 at 0x1"]
+        failures = tuple(BatchFailure(seq, error) for seq, error in enumerate(errors))
+        await harness.lease(job, Report(lease.token, 4, failures))
+        rows = ErrorGroup("bad row 1 at 0x7f00", 1, 3, 6)
+        assert await store.read(group_errors, job.id) == [rows, ErrorGroup("KeyError: 'a'", 0, 1, 2)]
+        assert len(await store.read(group_errors, job.id, 1)) == 1
+        assert await store.read(group_errors, "f" * 16) == []
 
     run_with_store(where, scenario)
 

@@ -174,6 +174,10 @@ def test_a_task_has_no_batches(home: Home) -> None:
         assert "ValueError: bad" in page.main
         assert "batches" not in page.main
         check(await pages.get(f"/jobs/train/{task.id}/submission"))
+        assert f'action="/dashboard/jobs/train/{task.id}/retry"' in page.text
+        assert (await pages.post(f"/jobs/train/{task.id}/retry")).status == 303
+        page = check(await pages.get(f"/jobs/train/{task.id}"))
+        assert "the task" in page.main
 
     visit(home, scenario)
 
