@@ -89,11 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is `async def` on the loop that the operator uses."""
+    """Run a test that is `async def`: with a gateway, on the loop that the operator uses."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    uvloop.run(asyncio.wait_for(pyfuncitem.obj(**arguments), _ASYNC_TEST_S))
+    run = uvloop.run if "gateway" in pyfuncitem.nodeid.partition("::")[0] else asyncio.run
+    run(asyncio.wait_for(pyfuncitem.obj(**arguments), _ASYNC_TEST_S))
     return True
 
 
