@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 SMALL = AsyncPlan(seed=3, workloads=300, replicas=2, senders=4, poison=0, kills=3, power_cuts=1, limit_s=60)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_workloads_survive_kills_and_a_power_cut(tmp_path: Path) -> None:
     with installation() as cortex:
         outcome = AsyncChaos(cortex, tmp_path, SMALL).run()

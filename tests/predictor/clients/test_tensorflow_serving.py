@@ -95,7 +95,7 @@ def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(address: str, fold
 @pytest.mark.long
 def test_our_messages_are_the_official_ones() -> None:
     """Compare names, numbers, types and cardinalities with the stubs' descriptors, in a process of its own."""
-    checked = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=100)
+    checked = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=280)
     assert not checked.returncode, checked.stderr
     assert int(checked.stdout) == len(MESSAGES)
 
@@ -134,7 +134,7 @@ def test_answers_are_those_of_protobufs_json_mapping(address: str) -> None:
     models = ExternalModels(address, DIR)
     answer = models.get("iris").predict({"x": [ROW]})
     script = _OFFICIAL_PREDICT.format(address=address, row=ROW)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280)
     assert not done.returncode, done.stderr
     official: dict[str, Any] = json.loads(done.stdout)
     assert answer["class_ids"] == official["class_ids"]["int64Val"]
