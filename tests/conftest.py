@@ -59,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """In the fast loop, fail each test that starts a process, and try fewer examples."""
     if _is_fast(config):
         sys.addaudithook(_refuse_processes)
-    settings.load_profile("fast" if _is_fast(config) else "main")
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("fast" if _is_fast(config) else "main")
 
 
 def _is_fast(config: pytest.Config) -> bool:
@@ -143,8 +144,10 @@ def pytest_collection_finish() -> None:
 
 
 # The duration of one example depends on the machine.
-settings.register_profile("main", deadline=None, max_examples=100)
-settings.register_profile("fast", deadline=None, max_examples=20)
+# Each run tries the same examples, so that a change fails by its own mistakes only; "explore" tries new ones.
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.register_profile("main", deadline=None, max_examples=100, derandomize=True)
+settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True)
 
 
 @pytest.fixture
