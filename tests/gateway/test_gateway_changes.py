@@ -8,6 +8,7 @@ from functools import partial
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, Load, ask, backend, eventually, table, world
+from harness.wait import PATIENCE_S
 
 
 async def test_servers_are_added_and_removed_under_load_without_a_failed_request(home: Home) -> None:
@@ -35,21 +36,23 @@ async def test_servers_are_added_and_removed_under_load_without_a_failed_request
 
 
 async def test_a_server_with_a_request_inside_is_drained_only_after_it(home: Home) -> None:
+    iris = partial(backend, "iris", timeout_s=PATIENCE_S)
     async with world(home) as w:
         old, new = await w.server("old"), await w.server("new")
-        await w.gateway.startup(table(backend("iris", old)))
-        inside = asyncio.create_task(ask(w.port, "/iris?sleep=0.5"))
+        await w.gateway.startup(table(iris(old)))
+        inside = asyncio.create_task(ask(w.port, "/iris?wait=1"))
 
         async def is_inside() -> bool:
-            return (await w.gateway.in_flight()).get("old") == 1
+            return bool(w.upstreams["old"].waiting) and (await w.gateway.in_flight()).get("old") == 1
 
         await eventually(is_inside)
-        await w.gateway.apply(table(backend("iris", new)))
+        await w.gateway.apply(table(iris(new)))
         assert await w.gateway.drained({"old"}) == set()
         assert (await ask(w.port, "/iris")).json()["server"] == "new"
-        await w.gateway.apply(table(backend("iris", new, old)))  # added again while it drains
+        await w.gateway.apply(table(iris(new, old)))  # added again while it drains
         assert await w.gateway.drained({"old"}) == set()
-        await w.gateway.apply(table(backend("iris", new)))
+        await w.gateway.apply(table(iris(new)))
+        w.upstreams["old"].release(1)
         assert (await inside).status == 200
         assert await eventually(lambda: w.gateway.drained({"old"})) == {"old"}
 
@@ -99,15 +102,16 @@ async def test_an_idle_connection_survives_a_reload_and_finds_the_new_servers(ho
 
 async def test_a_request_inside_a_removed_api_is_finished(home: Home) -> None:
     async with world(home) as w:
-        await w.gateway.startup(table(backend("iris", await w.server("a"))))
-        inside = asyncio.create_task(ask(w.port, "/iris?sleep=0.5"))
+        await w.gateway.startup(table(backend("iris", await w.server("a"), timeout_s=PATIENCE_S)))
+        inside = asyncio.create_task(ask(w.port, "/iris?wait=1"))
 
         async def is_inside() -> bool:
-            return (await w.gateway.in_flight()).get("a") == 1
+            return bool(w.upstreams["a"].waiting) and (await w.gateway.in_flight()).get("a") == 1
 
         await eventually(is_inside)
         await w.gateway.apply(table())
         assert (await ask(w.port, "/iris")).status == 404
         assert await w.gateway.drained({"a"}) == set()
+        w.upstreams["a"].release(1)
         assert (await inside).status == 200
         assert await eventually(lambda: w.gateway.drained({"a"})) == {"a"}

@@ -35,7 +35,7 @@ def through(home: Home, test: Callable[[JobsServer, int], None]) -> None:
 
 def curl(port: int, target: str, *options: str | Path, stdin: bytes = b"") -> tuple[int, str, dict[str, str]]:
     """Return status, body and headers of a response to curl."""
-    command = ["curl", "-sS", "--max-time", "30", "-D", "/dev/stderr", *options, f"http://127.0.0.1:{port}{target}"]
+    command = ["curl", "-sS", "--max-time", "120", "-D", "/dev/stderr", *options, f"http://127.0.0.1:{port}{target}"]
     done = subprocess.run(list(map(os.fspath, command)), input=stdin, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     head = done.stderr.decode().replace("\r", "").strip().split("\n\n")[-1].splitlines()
