@@ -20,7 +20,8 @@ from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.queries.leader_election import LeaderRecord
 from cortex.telemetry import Logger, configure
 
-FAST = ElectionTiming(retry_s=0.1, check_s=0.2, answer_s=1.0, valid_s=1.5, session_s=2.0)
+#: Short, but not so short that a loaded machine loses the leadership.
+FAST = ElectionTiming(retry_s=0.1, check_s=0.2, answer_s=2.5, valid_s=4.0, session_s=5.0)
 
 
 def tell(what: str, **more: object) -> None:
