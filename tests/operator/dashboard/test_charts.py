@@ -15,9 +15,10 @@ from cortex.operator.dashboard.charts import HEIGHT, MAX_POINTS, WIDTH, ChartLin
 VALUES = st.lists(st.one_of(st.floats(0, 1e9), st.just(math.nan)), max_size=800)
 
 
-def test_a_gap_divides_a_line() -> None:
-    svg = line_chart("Load", [ChartLine("all", "line-accent", [1, 2, math.nan, 3, 4])]).svg
-    assert len(re.findall(r'class="line line-accent"', svg)) == 2
+@pytest.mark.parametrize(("missing", "lines"), [(1, 1), (2, 1), (3, 2), (9, 2)])
+def test_a_gap_of_more_than_two_values_divides_a_line(missing: int, lines: int) -> None:
+    svg = line_chart("Load", [ChartLine("all", "line-accent", [1, 2, *[math.nan] * missing, 3, 4])]).svg
+    assert len(re.findall(r'class="line line-accent"', svg)) == lines
     assert "all now 4, at most 4" in svg
 
 

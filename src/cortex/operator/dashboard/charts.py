@@ -16,6 +16,8 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 1000, 100
 #: Maximum of points of a line; more are averaged, since no screen shows them.
 MAX_POINTS = 360
+#: A line continues across so many missing values: on a loaded machine, a sample may be late.
+JOINED_POINTS = 2
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,16 @@ def _draw(line: ChartLine, top: float) -> str:
 
 
 def _parts(values: Sequence[float]) -> list[list[tuple[int, float]]]:
-    """Return the runs of values between gaps, with their positions."""
-    parts: list[list[tuple[int, float]]] = [[]]
+    """Return the runs of values between gaps, with their positions. Gaps of at most `JOINED_POINTS` do not count."""
+    parts: list[list[tuple[int, float]]] = []
     for index, value in enumerate(values):
-        if math.isfinite(value):
+        if not math.isfinite(value):
+            continue
+        if parts and index - parts[-1][-1][0] <= JOINED_POINTS + 1:
             parts[-1].append((index, value))
-        elif parts[-1]:
-            parts.append([])
-    return [part for part in parts if part]
+        else:
+            parts.append([(index, value)])
+    return parts
 
 
 def _describe(line: ChartLine) -> str:
