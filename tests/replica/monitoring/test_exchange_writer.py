@@ -33,6 +33,12 @@ from harness.wait import PATIENCE_S, wait_until
 MAX_BYTES = 64 * 1024 * 1024
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the thread as long as a loaded machine needs, where a worker that ends waits for two seconds."""
+    monkeypatch.setattr(exchange_writer, "_CLOSE_S", PATIENCE_S)
+
+
 def head(started: datetime) -> bytes:
     return encode_head(api="iris", started=started)
 
