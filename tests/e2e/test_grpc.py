@@ -327,6 +327,16 @@ def test_a_watch_of_the_health_sends_each_status_without_occupying_a_replica(
             watch.cancel()
 
 
+def test_refused_calls_do_not_break_those_of_others(cortex: Installation, project: Path, tmp_path: Path) -> None:
+    with client(cortex, tmp_path) as numbers, client(cortex, tmp_path) as others:
+        unknown = numbers.channel.unary_unary("/numbers.Numbers/Triple")
+        for _ in range(100):
+            refused = unknown.future(b"")
+            assert others.do("x") == "x"
+            assert refused.code() is Code.UNIMPLEMENTED
+            assert numbers.do("y") == "y"
+
+
 def test_calls_count_by_their_status(cortex: Installation, project: Path, tmp_path: Path) -> None:
     def counts() -> dict[str, int]:
         found = cortex.client.get_api("numbers")["metrics"]["requests"]

@@ -176,13 +176,16 @@ def test_large_uploads_are_complete_and_too_large_ones_are_refused() -> None:
             sock.connect(replica.spec.sockets[0])
             head = b"host: x\r\nx-cortex-endpoint: /app\r\n"
             sock.sendall(b"POST /app/unread HTTP/1.1\r\n" + head + b"content-length: 20000001\r\n\r\n")
-            assert read_until(sock, b'"not read"')
+            assert b"\r\nconnection: close\r\n" in read_until(sock, b'"not read"')
+            assert sock.recv(1) == b""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PATIENCE_S)
             sock.connect(replica.spec.sockets[0])
             sock.sendall(b"POST /app/size HTTP/1.1\r\n" + head + b"content-length: 20000001\r\n\r\n")
             sock.sendall(bytes(20_000_001))
-            assert read_until(sock, b"}").startswith(b"HTTP/1.1 413")
+            refusal = read_until(sock, b"}")
+            assert refusal.startswith(b"HTTP/1.1 413")
+            assert b"\r\nconnection: close\r\n" in refusal
 
 
 def test_a_stream_ends_when_its_client_disconnects(replica: Replica) -> None:

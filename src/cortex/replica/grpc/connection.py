@@ -6,7 +6,13 @@ import grpc
 
 from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.replica.grpc.wire import HTTP_STATUSES, frame
-from cortex.replica.http.connection import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
+from cortex.replica.http.connection import (
+    CLIENT_CLOSED_REQUEST,
+    Header,
+    error_body,
+    framed_chunk,
+    response_head,
+)
 from cortex.replica.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.shared_state import ConnectionState
 
@@ -42,7 +48,7 @@ class GrpcConnection(StreamingConnection):
     def count_disconnect(self) -> None:
         """Count a call whose client disconnected during its response; earlier, the connection counts it itself."""
         if self._has_head and self.is_grpc:
-            self._timing(CLIENT_CLOSED_REQUEST)
+            self._last_headers(CLIENT_CLOSED_REQUEST)
 
     # Responses over gRPC.
 
@@ -76,6 +82,8 @@ class GrpcConnection(StreamingConnection):
         """
         if not self.open:
             return
+        if not self._has_head:
+            self._close_if_incomplete()
         timing = self._count(code)
         parts = [] if self._has_head else [_head(code, head), timing, _CHUNKED]
         if last is not None:
@@ -90,6 +98,7 @@ class GrpcConnection(StreamingConnection):
         """Write the status of a call that goes on, and close; its row stays until `call_over`."""
         if not self.open:
             return
+        self._close_after = True
         timing = self._count(code)
         head = b"" if self._has_head else _head(code, ()) + timing + _CHUNKED
         self._send(head + trailers(code.value[0], message))
@@ -98,8 +107,8 @@ class GrpcConnection(StreamingConnection):
         self.close()
 
     def _count(self, code: grpc.StatusCode) -> bytes:
-        """Count the response; return its `Server-Timing` header line."""
-        timing = self._timing(HTTP_STATUSES[code])
+        """Count the response; return its last header lines."""
+        timing = self._last_headers(HTTP_STATUSES[code])
         if self.span is not None:
             self.span.set_rpc_status(code.value[0], code.name)
         return timing
@@ -115,9 +124,10 @@ class GrpcConnection(StreamingConnection):
     def abandon_json(self, code: grpc.StatusCode, message: str) -> None:
         """Write the error of a call that goes on, unless its response has begun, and close."""
         if self.open and not self._has_head:
+            self._close_after = True
             status = HTTP_STATUSES[code]
             body = error_body(message, self.request_id.decode("latin-1"), {"code": code.name})
-            head = response_head(status, b"application/json", ()) + self._timing(status)
+            head = response_head(status, b"application/json", ()) + self._last_headers(status)
             self._send(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self.close()
 

@@ -53,6 +53,8 @@ _CLOSE_REASON_BYTES = 123
 MAX_RESPONSE_HEADERS = 1000
 #: Statuses whose responses have no body, whatever their headers are.
 BODILESS = frozenset({204, 304})
+#: Header line of a response after which the connection closes.
+CLOSING = b"connection: close\r\n"
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
@@ -461,7 +463,7 @@ class Connection:
             size = 0
         if not size:
             if self._state in _WITHOUT_RESPONSE:
-                self._timing(CLIENT_CLOSED_REQUEST)
+                self._last_headers(CLIENT_CLOSED_REQUEST)
             self.close()
         elif data is not None:
             self._receive_unparsed(data)
@@ -580,7 +582,7 @@ class Connection:
             self._exchanges.add(self, status, media_type, headers, body)
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
             response_head(status, media_type, headers),
-            self._timing(status),
+            self._last_headers(status),
             len(body),
         )
         if len(body) < JOIN_BYTES:
@@ -609,7 +611,7 @@ class Connection:
             self._close_after = status in BODILESS  # its chunks must not be parsed as the next response
             if self._exchanges is not None:
                 self._answer = self._exchanges.begin(self, status, media_type, headers)
-            timing = self._timing(status)
+            timing = self._last_headers(status)
             self._set_state(ConnectionState.ANSWERING)
             head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
             if len(chunk) < JOIN_BYTES:
@@ -644,11 +646,15 @@ class Connection:
             self._flushed = self._flushed or asyncio.Event()
             await self._flushed.wait()
 
-    def _timing(self, status: int) -> bytes:
-        """Count the response; return its `Server-Timing` header line."""
+    def _last_headers(self, status: int) -> bytes:
+        """Count the response; return its last header lines: `Server-Timing`, and that the connection closes if it does.
+
+        Without that line, the gateway could send the request of another client before it notices the end.
+        """
         if self.span is not None:
             self.span.respond(status, self._durations_ns())
-        return self._recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
+        timing = self._recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
+        return timing + CLOSING if self._close_after else timing
 
     def _durations_ns(self) -> dict[str, int]:
         """Return the parts of `Server-Timing` that the request has reached."""

@@ -143,6 +143,11 @@ class StreamingConnection(Connection):
 
     # Writing.
 
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+        """Write a complete response; the connection is then ready for the next request."""
+        self._close_if_incomplete()
+        super().respond(status, media_type, body, headers)
+
     def begin_response(
         self, status: int, headers: tuple[Header, ...], length: int | None, is_head: bool, body: bytes
     ) -> None:
@@ -153,7 +158,9 @@ class StreamingConnection(Connection):
         self._is_bodiless = is_head or status in BODILESS
         if self._request is not None and self._exchanges is not None and not is_head:
             self._answer = self._exchanges.begin(self, status, None, headers)
-        timing = self._timing(status)
+        if self._is_bodiless or length == len(body):
+            self._close_if_incomplete()
+        timing = self._last_headers(status)
         self._set_state(ConnectionState.ANSWERING)
         head = response_head(status, None, headers)
         if length is not None:
@@ -192,7 +199,7 @@ class StreamingConnection(Connection):
 
     def upgrade(self, head: bytes) -> None:
         """Write the head that switches to another protocol; what arrives from now on goes to `receive_data`."""
-        self._timing(101)
+        self._last_headers(101)
         self._is_upgraded = self._close_after = True
         self._set_state(ConnectionState.UPGRADED)
         self._send(head)
@@ -215,10 +222,14 @@ class StreamingConnection(Connection):
             self.call.wake()  # a part of a large response has moved
 
     def _finish_response(self) -> None:
-        if self.is_upgrade or not self.is_complete:
-            self._close_after = True  # what the client still sends must not be parsed as the next request
+        self._close_if_incomplete()
         self._end_call()
         super()._finish_response()
+
+    def _close_if_incomplete(self) -> None:
+        """Close after the response if a part of the request is missing, which must not be parsed as the next one."""
+        if self.is_upgrade or not self.is_complete:
+            self._close_after = True
 
     def _end_call(self) -> None:
         call, self.call = self.call, None

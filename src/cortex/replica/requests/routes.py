@@ -136,7 +136,7 @@ class RoutedConnection(Connection):
             super().respond(status, media_type, body, headers)
         elif self.open:
             head = response_head(status, media_type, headers)
-            self._send(b"%b%bcontent-length: %d\r\n\r\n" % (head, self._timing(status), len(body)))
+            self._send(b"%b%bcontent-length: %d\r\n\r\n" % (head, self._last_headers(status), len(body)))
             self._finish_response()
 
     def start_stream(
@@ -146,7 +146,8 @@ class RoutedConnection(Connection):
         if self.method != "HEAD":
             super().start_stream(status, media_type, headers, chunk)
         elif self.open:
-            self._send(response_head(status, media_type, headers) + self._timing(status) + b"\r\n")
+            self._close_after = True
+            self._send(response_head(status, media_type, headers) + self._last_headers(status) + b"\r\n")
             self.close()
 
     def close(self) -> None:
@@ -154,9 +155,9 @@ class RoutedConnection(Connection):
         self._record()
         super().close()
 
-    def _timing(self, status: int) -> bytes:
+    def _last_headers(self, status: int) -> bytes:
         self._status = status
-        return super()._timing(status)
+        return super()._last_headers(status)
 
     def _finish_response(self) -> None:
         self._record()
