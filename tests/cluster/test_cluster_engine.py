@@ -239,9 +239,10 @@ def test_ended_nodes_leave_no_metrics_behind(home: Home, monkeypatch: pytest.Mon
             spec = made.spec()
             await ready(made, spec)
             await made.engine.stop(spec.id, 0)
-            await until(lambda: not made.engine.replicas())
+            # The node reports an end twice: first that the replica serves no more, then that its metrics are final.
+            await until(lambda: made.ended == [spec.id])
+            assert not made.engine.replicas()
             await made.engine.end_nodes()
-            assert made.ended == [spec.id]
             assert node.process is not None
             await asyncio.to_thread(node.process.wait, PATIENCE_S)
             assert not node.home.metrics_dir.exists()

