@@ -55,7 +55,7 @@ class LocalReplicas:
         self._model_agent = ModelAgent(home, environ, Logger(__name__))
 
     async def start(self, api: Api, processes: int | None = None) -> ReplicaSpec:
-        """Start a replica of an API with all of its processes, or so many; return once it is ready.
+        """Start a replica of an API, with all of its processes or the given number; return once it is ready.
 
         It records no requests.
 

@@ -485,7 +485,7 @@ def _recording_size(value: object) -> int:
 
 
 class RecordConfig(ConfigModel):
-    """How requests and their answers are recorded, for `cortex replay`."""
+    """The recording of requests and their answers, for `cortex replay`."""
 
     null_means_default = frozenset({"redact", "to"})
 

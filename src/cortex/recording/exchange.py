@@ -69,7 +69,7 @@ class RawExchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Redaction:
-    """What is removed from exchanges before they are written: values in JSON bodies, headers, query parameters."""
+    """Parts to remove from exchanges before they are written: values in JSON bodies, headers, query parameters."""
 
     paths: tuple[JsonPath, ...] = ()
     names: frozenset[str] = frozenset()  #: of headers and query parameters, in lower case

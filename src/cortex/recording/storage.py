@@ -1,4 +1,4 @@
-"""Where recordings are written: files in a folder, or objects in a bucket, which together stay within `max_bytes`.
+"""Storage of recordings: files in a folder, or objects in a bucket, which together stay within `max_bytes`.
 
 The oldest files make room for new ones. Processes share a folder and know nothing of each other: each deletes the
 oldest files, and begins another one when its own was deleted. So the files may exceed the limit by what all processes
@@ -141,7 +141,7 @@ class FolderStorage:
 
 
 class BucketClient(Protocol):
-    """What `BucketStorage` needs of an object store. Raises: StorageError."""
+    """The operations of an object store that `BucketStorage` uses. Raises: StorageError."""
 
     def put(self, name: str, content: bytes) -> None:
         """Create an object."""

@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 120
 
 @dataclass(frozen=True)
 class ComparisonRules:
-    """What counts as a difference."""
+    """Tolerance of numbers, and values that are not compared."""
 
     tolerance: float = 1e-6  #: of numbers, relative and absolute
     ignored: tuple[JsonPath, ...] = ()

@@ -32,7 +32,7 @@ _PART = re.compile(r"(\w+);dur=([0-9.]+)")
 
 @dataclass(frozen=True)
 class ReplayTarget:
-    """What answers the requests."""
+    """The API or the replica that answers the requests."""
 
     name: str  #: for people
     connect: Callable[[], HTTPConnection]
@@ -42,7 +42,7 @@ class ReplayTarget:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How requests are sent."""
+    """Pace, concurrency and number of the requests."""
 
     speed: float | None = None  #: 1.0: the pace of the recording; None: as fast as possible
     concurrency: int = 8

@@ -6,13 +6,7 @@ import grpc
 
 from cortex.replica.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.replica.grpc.wire import HTTP_STATUSES, frame
-from cortex.replica.http.connection import (
-    CLIENT_CLOSED_REQUEST,
-    Header,
-    error_body,
-    framed_chunk,
-    response_head,
-)
+from cortex.replica.http.connection import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
 from cortex.replica.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.replica.shared_state import ConnectionState
 

@@ -67,7 +67,7 @@ class NodeView:
 
     @property
     def used_bytes(self) -> int | None:
-        """Memory that its replicas use; None if that of none is known."""
+        """Memory that its replicas use, as far as it is known; None if it is unknown."""
         known = [replica.used_bytes for replica in self.replicas if replica.used_bytes is not None]
         return sum(known) if known else None
 
