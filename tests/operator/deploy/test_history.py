@@ -42,6 +42,13 @@ def test_names_each_field_whose_value_differs(before: Api, after: Api, lines: li
     assert list(spec_changes(before, after)) == lines
 
 
+def test_a_default_that_an_older_version_did_not_have_is_no_change() -> None:
+    written = {"name": "iris", "handler": {"type": "python", "path": "handler.py"}}
+    stored = {**written, "handler": {**written["handler"], "preload": False}}  # type: ignore[dict-item]
+    before = api().model_copy(update={"as_written": written})
+    assert list(spec_changes(before, api().model_copy(update={"as_written": stored}))) == []
+
+
 def test_never_shows_values_of_environment_variables() -> None:
     before = api({"env": {"KEPT": "1", "TOKEN": "secret", "GONE": "secret"}})
     after = api({"env": {"KEPT": "1", "TOKEN": "other", "NEW": "secret"}})
