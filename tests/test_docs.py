@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 
 #: Fields that are set by which form a file has, not by a key.
-IMPLIED = {"handler.interface", "handler.dependencies.model_packages", "as_written"}
+IMPLIED = {"handler.interface", "handler.dependencies.model_packages", "handler.models.pinned", "as_written"}
 
 
 def load_script(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from cortex.cluster.path_mapping import home_folders, map_paths
 from cortex.home import Home
-from cortex.models.spec import HOME_PATH, ModelPath, ModelSource
+from cortex.models.spec import HOME_PATH, ModelPath, ModelSource, Pin
 from cortex.replica.spec import ReplicaSpec, Setup
 
 #: Text fields that are never absolute paths below a home. A new text field goes here or is declared with HOME_PATH.
@@ -33,6 +33,7 @@ NOT_PATHS = {
     "Setup": {"model_packages", "project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},
     "ModelPath": {"name", "signature_key"},
+    "Pin": {"model", "number", "digest"},
 }
 OPERATOR, NODE = Home(Path("/operator/home")), Home(Path("/node/home"))
 
@@ -40,7 +41,10 @@ OPERATOR, NODE = Home(Path("/operator/home")), Home(Path("/node/home"))
 def full_spec() -> ReplicaSpec:
     home = OPERATOR
     models = ModelSource(
-        "python", (ModelPath("a", f"{home.models_dir}/a"), ModelPath("b", "s3://bucket/b")), f"{home.projects_dir}/p/m"
+        "python",
+        (ModelPath("a", f"{home.models_dir}/a"), ModelPath("b", "s3://bucket/b")),
+        f"{home.projects_dir}/p/m",
+        pins=(Pin("a", "1", "d", 1, 0.0),),
     )
     return ReplicaSpec(
         id="iris-1-a",

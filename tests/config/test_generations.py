@@ -10,7 +10,7 @@ from cortex.config.schema import Api, ConfigModel
 #: Set by the conversion itself: the generation, the name of `kind: deployment`, and the user's own keys and values.
 BY_CONVERSION = {"handler.interface", "deployment", "as_written"}
 #: Set by a deploy.
-BY_DEPLOY = {"handler.dependencies.model_packages"}
+BY_DEPLOY = {"handler.dependencies.model_packages", "handler.models.pinned"}
 ONLY_IN_OLDER_FILES = {"handler.model", "autoscaling.target_cpu_utilization"}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from cortex.config import schema
 from cortex.config.schema import Api
 from cortex.config.validate import check_file
 from cortex.models.source import model_source
-from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource, Pin
 from cortex.projects.project import ProjectFiles
 
 PROJECT = Path("/home/projects/1")
@@ -136,3 +137,11 @@ def test_old_forms_of_the_configuration_give_the_same_source(
     assert found == {
         ModelSource("tensorflow", (ModelPath(DEFAULT_MODEL, url, key),), signature_key=key, poll_interval_s=10.0)
     }
+
+
+def test_pins_are_part_of_the_source_and_only_then_of_its_data() -> None:
+    pin = {"model": DEFAULT_MODEL, "number": "3", "digest": "d", "size_bytes": 5, "modified_at": 1.5}
+    pinned = source_of("python", {"path": "s3://b/m", "canary": True, "pinned": [pin]})
+    assert pinned.pins == (Pin(**pin),)
+    assert ModelSource.from_data(json.loads(json.dumps(pinned.to_data()))) == pinned
+    assert "pins" not in source_of("python", {"path": "s3://b/m"}).to_data()

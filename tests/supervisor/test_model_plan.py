@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,13 @@ def contents(value: Catalogue) -> dict[str, dict[int, str]]:
 def test_servable(target: dict, bad: list, serving: dict | None, expected: dict) -> None:
     before = catalogue(**serving) if serving is not None else None
     assert contents(servable(catalogue(**target), bad, before)) == expected
+
+
+def test_another_version_does_not_stand_in_for_a_pinned_one() -> None:
+    (model,) = catalogue(m={1: "a", 2: "b", 3: "c"}).models
+    pinned = Catalogue((replace(model, pinned="2"),))
+    assert servable(pinned, [("m", "c")], None).models[0].latest.digest == "b"
+    assert servable(pinned, [("m", "b")], None).models == ()
 
 
 @pytest.mark.parametrize(

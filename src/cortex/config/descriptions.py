@@ -84,6 +84,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "handler.models.cache_memory": (
             "maximum memory of models; others are loaded on their first use. Alone, or together with the two sizes"
         ),
+        "handler.models.canary": (
+            "RealtimeAPI only: a new version of a model is first tried with a part of the requests, as "
+            "`update_strategy.canary` says. Not with `dir` or caching"
+        ),
         "handler.models.trust": (
             "only with `type: model`: `pickle` loads joblib and pickle files from outside of the project, which runs "
             "code that they contain"

@@ -22,6 +22,7 @@ from cortex.config.schema import (
     PYTHON,
     REQUEST_HANDLERS,
     START_S,
+    STORES,
     WEBSOCKET_IDLE_S,
     Api,
     ModelsConfig,
@@ -173,6 +174,8 @@ def _model_violations(api: Api) -> Iterator[Violation]:
             message = f"cannot be used with type {handler.type}, only with {ANY_MODEL}"
             yield Violation((f"{_MODELS}.trust", "handler.type"), message, "remove it")
         yield from _cache_violations(api, handler.models)
+        if handler.models.canary:
+            yield from _model_canary_violations(api, handler.models)
         if handler.path is None and api.kind is not ApiKind.REALTIME and handler.models.path is None:
             fields = tuple(f"{_MODELS}.{form}" for form in ("paths", "dir"))
             message = f"without code, {api.kind} has one model: jobs and workloads cannot choose another"
@@ -244,6 +247,33 @@ def _cache_violations(api: Api, models: ModelsConfig) -> Iterator[Violation]:
         message = "must be local when models are cached: an external server manages its own models"
         fix = f'write "{LOCAL_SERVING}", or remove the limits on models'
         yield Violation(("handler.tensorflow_serving", *caches), message, fix)
+
+
+def _model_canary_violations(api: Api, models: ModelsConfig) -> Iterator[Violation]:
+    canary = f"{_MODELS}.canary"
+    if api.kind is not ApiKind.REALTIME:
+        yield Violation((canary,), f"canary key is not supported for {api.kind} kind", "remove it")
+        return
+    if api.update_strategy.canary is None:
+        fix = 'add "canary: {}" to "update_strategy"'
+        yield Violation((canary,), "requires update_strategy.canary, whose steps and limits it uses", fix)
+    if models.dir is not None:
+        message = "cannot be used with dir, whose models come and go"
+        yield Violation((canary, f"{_MODELS}.dir"), message, 'name the models in "paths", or remove it')
+    if models.is_cached:
+        size = f"{_MODELS}.cache_size" if models.cache_size is not None else f"{_MODELS}.cache_memory"
+        message = "cannot be used when models are cached: their old versions do not stay on the disk"
+        yield Violation((canary, size), message, "remove one of them")
+    locations = {f"{_MODELS}.path": models.path}
+    locations |= {f"{_MODELS}.paths.{index}.path": entry.path for index, entry in enumerate(models.paths or ())}
+    for field, location in locations.items():
+        if location is not None and not location.startswith(("/", *STORES)):
+            message = "models of the project change only with a deploy, which update_strategy.canary tries"
+            yield Violation((canary, field), message, "remove it")
+            return
+    if api.handler.tensorflow_serving not in (None, LOCAL_SERVING):
+        message = "cannot be used with an external TensorFlow Serving, which loads its models itself"
+        yield Violation((canary, "handler.tensorflow_serving"), message, "remove it")
 
 
 def _tensorflow_fields(api: Api) -> Iterator[str]:

@@ -132,7 +132,7 @@ _DEFINITION = f"path python_path config env {_LATE}"
 
 
 def _models(section: str) -> dict[str, str]:
-    keys = "path paths dir signature_key cache_size disk_cache_size cache_memory trust"
+    keys = "path paths dir signature_key cache_size disk_cache_size cache_memory trust canary"  # canary: extension
     return {
         **_rows(section, keys, "handler.models"),
         f"{section}.poll_interval": "handler.models.poll_interval_s",

@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 import shlex
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -189,6 +190,17 @@ class ModelEntry(ConfigModel):
     signature_key: Text | None = None
 
 
+@dataclass(frozen=True)
+class PinnedModel:
+    """The version of a model that counts as its latest one, whatever else the bucket has."""
+
+    model: str
+    number: str
+    digest: str
+    size_bytes: int
+    modified_at: float
+
+
 class ModelsConfig(ConfigModel):
     """The exported models of an API: exactly one of `path`, `paths` and `dir`, and the limits of the caches."""
 
@@ -203,6 +215,10 @@ class ModelsConfig(ConfigModel):
     disk_cache_size: Count | None = None  #: model versions on disk
     cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
     trust: Annotated[str, BeforeValidator(enum("pickle"))] | None = None  #: what may run code from models' files
+    #: A new version is tried with a part of the requests, as `update_strategy.canary` says, before it replaces the old.
+    canary: Annotated[bool, BeforeValidator(true_or_false)] = False
+    #: With `canary`: the versions of this revision, which a deploy finds in the bucket. No key of cortex.yaml.
+    pinned: list[PinnedModel] = []
 
     @property
     def is_cached(self) -> bool:

@@ -6,10 +6,11 @@ Separate from `spec`, which workers and supervisors import, because it imports t
 from __future__ import annotations
 
 import os.path
+from dataclasses import asdict
 from pathlib import Path
 
 from cortex.config.schema import LOCAL_SERVING, STORES, Api, ModelsConfig
-from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, Layout, ModelPath, ModelSource, Pin
 
 
 def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
@@ -31,6 +32,7 @@ def model_source(api: Api, project_dir: Path | None) -> ModelSource | None:
         cache_size=models.cache_size,
         disk_cache_size=models.disk_cache_size,
         cache_memory_bytes=models.cache_memory,
+        pins=tuple(Pin(**asdict(each)) for each in models.pinned),
     )
 
 

@@ -35,6 +35,17 @@ class ModelPath:
 
 
 @dataclass(frozen=True)
+class Pin:
+    """The version that counts as the latest one of a model."""
+
+    model: str
+    number: str
+    digest: str
+    size_bytes: int
+    modified_at: float
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """The location of an API's models and the limits of its caches; exactly one of `paths` and `dir` is set."""
 
@@ -47,6 +58,7 @@ class ModelSource:
     cache_size: int | None = None  #: model versions in the memory of one process
     disk_cache_size: int | None = None  #: model versions of this API on this machine's disk
     cache_memory_bytes: int | None = None  #: memory budget of models in one process
+    pins: tuple[Pin, ...] = ()  #: of models whose latest version is not the highest one of the source
 
     @property
     def is_cached(self) -> bool:
@@ -61,14 +73,18 @@ class ModelSource:
         return "path" if self.paths and self.paths[0].name == DEFAULT_MODEL else "paths"
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data, which `from_data` reads."""
-        return asdict(self)
+        """Return plain data, which `from_data` reads. It names files: without pins, it is that of older versions."""
+        data = asdict(self)
+        if not self.pins:
+            del data["pins"]
+        return data
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
         """Read the result of `to_data`; ignore unknown keys, which a newer version may write."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        return cls(**{**known, "paths": tuple(ModelPath(**path) for path in data["paths"])})
+        pins = tuple(Pin(**pin) for pin in data.get("pins", ()))
+        return cls(**{**known, "paths": tuple(ModelPath(**path) for path in data["paths"]), "pins": pins})
 
 
 @dataclass(frozen=True)
@@ -95,10 +111,15 @@ class Model:
     name: str
     versions: tuple[Version, ...]
     signature_key: str | None = None
+    pinned: str | None = None  #: number of the version that counts as the latest; None: the highest
 
     @property
     def latest(self) -> Version:
-        """Return the highest version."""
+        """Return the pinned version, or else the highest."""
+        if self.pinned is not None:
+            for version in self.versions:
+                if version.number == self.pinned:
+                    return version
         return self.versions[-1]
 
 
@@ -130,7 +151,7 @@ class Catalogue:
         return ((model, version) for model in self.models for version in model.versions)
 
     def find(self, name: str, number: str) -> Version | None:
-        """Return one version of a model, None if it does not exist; LATEST is the highest."""
+        """Return one version of a model, None if it does not exist; LATEST is that which counts as the latest."""
         model = self.by_name.get(name)
         if model is None:
             return None
@@ -148,7 +169,12 @@ class Catalogue:
         plain = orjson.loads(data)
         return cls(
             tuple(
-                Model(item["name"], tuple(Version(**version) for version in item["versions"]), item["signature_key"])
+                Model(
+                    item["name"],
+                    tuple(Version(**version) for version in item["versions"]),
+                    item["signature_key"],
+                    item.get("pinned"),
+                )
                 for item in plain["models"]
             ),
             tuple(ModelProblem(**item) for item in plain["problems"]),

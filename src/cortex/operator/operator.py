@@ -27,6 +27,7 @@ from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.canary.controller import CanaryController
+from cortex.operator.canary.model_versions import ModelVersions
 from cortex.operator.canary.trials import Trials
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.dashboard.samples import LoadRecorder
@@ -196,6 +197,10 @@ class Operator:
         self._canaries = CanaryController(
             self._apis, self._trials, self._metric_totals, self._return_to, self._reconciler.wake, _logger
         )
+        deploy_models = self._deployer.deploy_models
+        self._model_versions = ModelVersions(
+            home.model_agent_socket, self._apis, self._trials, facts, deploy_models, _logger
+        )
 
     @property
     def is_stopping(self) -> bool:
@@ -221,6 +226,7 @@ class Operator:
             asyncio.create_task(self._tracking.run(), name="track predictions"),
             asyncio.create_task(self._load.run(), name="sample for the dashboard"),
             asyncio.create_task(self._canaries.run(), name="judge canaries"),
+            asyncio.create_task(self._model_versions.run(), name="deploy new versions of models"),
             asyncio.create_task(self._keep_gateway_running(), name="keep gateway running"),
             asyncio.create_task(self._model_agent.run(), name="keep model agent running"),
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cortex.home import Home
 from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
-from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource
+from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource, Pin
 from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
 from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
@@ -29,6 +29,33 @@ def test_a_watcher_receives_the_models_with_downloaded_files(agent: RunningAgent
         assert latest(client.confirmed()) == {"iris": "1"}
         assert read_latest(client, "iris") == b"one"
         assert not (client.candidate() or client.error())
+
+
+def test_a_pinned_version_outlives_its_deletion_and_a_restart_of_the_agent(agent: RunningAgent, tmp_path: Path) -> None:
+    folder = tmp_path / "iris"
+    put(folder / "1" / "model.pkl", b"one")
+    with AgentClient(agent.start().socket).watch(of_path(folder)) as client:
+        wait_until(client.confirmed)
+        confirmed = client.confirmed()
+        assert confirmed is not None
+        version = confirmed.models[0].latest
+        source = of_path(folder, pins=(Pin(DEFAULT_MODEL, "1", version.digest, version.size_bytes, 0.0),))
+        put(folder / "2" / "model.pkl", b"two")
+        with AgentClient(agent.socket).watch(source) as pinned:
+            wait_until(lambda: latest(client.confirmed()) == {DEFAULT_MODEL: "2"})
+            (folder / "1" / "model.pkl").unlink()
+            wait_until(lambda: _versions(client) == ["2"] and _versions(pinned) == ["1", "2"])
+            assert latest(pinned.confirmed()) == {DEFAULT_MODEL: "1"}
+            assert read_latest(pinned) == b"one"
+    agent.kill()
+    with AgentClient(agent.start().socket).watch(source) as pinned:
+        wait_until(pinned.confirmed)
+        assert read_latest(pinned) == b"one"
+
+
+def _versions(client: AgentClient) -> list[str]:
+    confirmed = client.confirmed()
+    return [version.number for _, version in confirmed.versions()] if confirmed else []
 
 
 def test_a_single_onnx_file_is_stored_in_a_folder_under_its_name(agent: RunningAgent, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from cortex.models.agent.source_monitor import (
     SourceState,
     debounce,
     find_version,
+    pinned_catalogue,
     published_catalogue,
     relist_delay_s,
     required_versions,
     retained_digests,
 )
-from cortex.models.spec import Catalogue, Model, ModelPath, ModelProblem, ModelSource, Version
+from cortex.models.spec import Catalogue, Model, ModelPath, ModelProblem, ModelSource, Pin, Version
 from cortex.storage.objects import StoredObject
 
 DIR = ModelSource("python", dir="s3://b/m", poll_interval_s=10)
@@ -295,6 +296,41 @@ def test_a_failed_download_is_a_problem_of_its_model() -> None:
     told = published_catalogue(SOURCE, NEWEST, None, {"a2": "/disk/a2"}, failures)
     assert [each.name for each in told.models] == ["a"]
     assert told.problems == (ModelProblem("b", "1", "can't be downloaded", 5.0),)
+
+
+ONE = ModelSource("python", (ModelPath("m", "s3://b/m", "key"),), pins=(Pin("m", "2", "b", 7, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("listed", "on_disk", "latest", "versions"),
+    [
+        ("1a 2b 3c", "", "2b", "1a 2b 3c"),
+        ("1a 2x 3c", "b", "2b", "1a 2b 3c"),
+        ("1a 3c", "b", "2b", "1a 2b 3c"),
+        ("", "b", "2b", "2b"),
+        ("1a 3c", "", "3c", "1a 3c"),
+        ("1a 2x", "", "2x", "1a 2x"),
+    ],
+    ids=[
+        "in the bucket",
+        "overwritten, and on disk",
+        "deleted, and on disk",
+        "the only one, deleted, and on disk",
+        "deleted everywhere",
+        "overwritten, and not on disk",
+    ],
+)
+def test_a_pinned_version_is_the_latest(listed: str, on_disk: str, latest: str, versions: str) -> None:
+    found = tuple(Version(each[0], each[1], 1, 0.0) for each in listed.split())
+    catalogue = Catalogue((Model("m", found, "key"),) if found else ())
+    pinned = pinned_catalogue(ONE, catalogue, set(on_disk))
+    (model,) = pinned.models
+    assert (model.latest.number + model.latest.digest, model.signature_key) == (latest, "key")
+    assert " ".join(each.number + each.digest for each in model.versions) == versions
+    assert [each.version for each in pinned.problems] == ([] if latest == "2b" else ["2"])
+    published = published_catalogue(ONE, pinned, None, {model.latest.digest: "/disk"}, {})
+    assert [each.digest for _, each in published.versions() if each.path] == [model.latest.digest]
+    assert Catalogue.from_json(published.to_json()) == published
 
 
 def test_a_version_is_found_by_its_content_only() -> None:

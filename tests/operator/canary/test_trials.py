@@ -32,7 +32,7 @@ from cortex.replica.monitoring.metrics import (
 )
 from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, PredictionRing
 from cortex.state.database import open_state
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Target
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, StoredFailure, Target
 from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -379,3 +379,28 @@ def test_latencies_count_while_all_replicas_have_served_for_a_while(world: World
 
     asyncio.run(scenario())
     assert [after - before for before, after in pairwise(compared)] == [0, 0, 0, 0, 9, 9, 0, 0, 9, 9, 9, 9]
+
+
+def test_a_version_of_a_model_whose_replicas_do_not_start_is_rolled_back(world: World) -> None:
+    def pinned(number: str) -> Api:
+        pins = [{"model": "_cortex_default", "number": number, "digest": number, "size_bytes": 1, "modified_at": 0}]
+        models = {"path": "s3://bucket/iris", "canary": True, "pinned": pins}
+        handler = {"interface": "handler", "type": "python", "path": "handler.py", "models": models}
+        return api(handler=handler, update_strategy=CANARY)
+
+    world.deploy("r2" * 8, pinned("1"))
+    world.apis.mark_serving("iris", world.record.target)
+    world.deploy("r3" * 8, pinned("2"))
+
+    async def scenario() -> None:
+        controller = world.controller()
+        await controller.judge(world.record)
+        assert world.returned == []
+        world.apis.mark_failed("iris", world.record.revision, StoredFailure("negative weights"))
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    assert world.returned == [2]
+    stored = json.loads(world.values.get("canary/iris") or "")["description"]
+    assert (stored["outcome"], stored["models"]) == ("rolled back", "model: version 1 → 2")
+    assert stored["reason"] == "its replicas do not start: negative weights"

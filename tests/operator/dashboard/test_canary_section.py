@@ -90,6 +90,10 @@ def test_names_of_classes_and_reasons_are_escaped(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
+def test_the_versions_of_models_that_differ_are_shown(tmp_path: Path) -> None:
+    assert "model: version 9 → 10" in page_of_api(tmp_path, description(models="model: version 9 → 10"))
+
+
 @pytest.mark.parametrize(
     ("canary", "scope", "buttons"),
     [

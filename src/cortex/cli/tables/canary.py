@@ -41,6 +41,8 @@ def show_canary(canary: Json, console: Console) -> None:
     new, old = canary["revision_number"], canary["old_revision_number"]
     steps = " → ".join(f"{step} %" for step in canary["steps"])
     console.line(f"canary: revision {new} against revision {old}: {canary['outcome']}")
+    if models := canary.get("models"):  # older operators send none
+        console.line(models)
     if canary["reason"]:
         console.line(f"reason: {canary['reason']}")
     step = "shadow before" if canary.get("shadow") else f"step {canary['step']} of"

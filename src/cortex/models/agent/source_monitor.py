@@ -40,7 +40,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -245,12 +245,37 @@ def published_catalogue(
     for model in catalogue.models:
         digest = model.latest.digest
         if digest in paths:
-            models.append(replace(model, versions=(*model.versions[:-1], replace(model.latest, path=paths[digest]))))
+            latest = model.latest
+            versions = (replace(each, path=paths[digest]) if each is latest else each for each in model.versions)
+            models.append(replace(model, versions=tuple(versions)))
         elif model.name in before:
             models.append(before[model.name])
         if digest in failures and digest not in paths:
             problems.append(replace(failures[digest], model=model.name, version=model.latest.number))
     return Catalogue(tuple(models), tuple(problems))
+
+
+def pinned_catalogue(source: ModelSource, catalogue: Catalogue, on_disk: Collection[str]) -> Catalogue:
+    """Return the catalogue in which the pinned versions are the latest ones.
+
+    A pinned version that the source has no longer stays as long as its content is on disk (digests `on_disk`). If it
+    is not, the highest version of the source is the latest: serving it is better than serving nothing.
+    """
+    models, problems = dict(catalogue.by_name), list(catalogue.problems)
+    signature_keys = {path.name: path.signature_key for path in source.paths}
+    for pin in source.pins:
+        model = models.get(pin.model) or Model(pin.model, (), signature_keys.get(pin.model, source.signature_key))
+        if any((each.number, each.digest) == (pin.number, pin.digest) for each in model.versions):
+            models[pin.model] = replace(model, pinned=pin.number)
+        elif pin.digest in on_disk:
+            version = Version(pin.number, pin.digest, pin.size_bytes, pin.modified_at)
+            others = (each for each in model.versions if each.number != pin.number)
+            versions = tuple(sorted([version, *others], key=lambda each: each.order))
+            models[pin.model] = replace(model, versions=versions, pinned=pin.number)
+        else:
+            text = "the revision was deployed with this version, which is gone: the highest version is served instead"
+            problems.append(ModelProblem(pin.model, pin.number, text, pin.modified_at))
+    return Catalogue(tuple(model for _, model in sorted(models.items())), tuple(problems))
 
 
 def retained_digests(source: ModelSource, *catalogues: Catalogue | None) -> frozenset[str]:
@@ -449,7 +474,7 @@ class SourceMonitor:
     def _download_and_publish(self) -> None:
         """Start missing downloads, then publish what the contents on disk allow."""
         self._publish_at = None
-        state = self._state
+        state = self._pinned_state()
         required = required_versions(self.source, state.confirmed, state.candidate)
         retained = retained_digests(self.source, state.confirmed, state.candidate, self._confirmed, self._candidate)
         self._contents.retain((self.api, self), retained)
@@ -458,7 +483,7 @@ class SourceMonitor:
         for digest, version in required.items():
             if digest not in paths:
                 self._start_download(version)
-        self._choose_catalogues(paths)
+        self._choose_catalogues(state, paths)
         try:
             self._publish()
         except StorageError as error:
@@ -507,8 +532,20 @@ class SourceMonitor:
 
     # Publication.
 
-    def _choose_catalogues(self, paths: Mapping[str, str]) -> None:
-        state, source = self._state, self.source
+    def _pinned_state(self) -> SourceState:
+        """Return the state with the pinned versions as the latest ones of both catalogues."""
+        source, state = self.source, self._state
+        if not source.pins or state.confirmed is None:
+            return state
+        on_disk = {pin.digest for pin in source.pins if self._contents.find(pin.digest) is not None}
+        confirmed, candidate = (
+            catalogue and pinned_catalogue(source, catalogue, on_disk)
+            for catalogue in (state.confirmed, state.candidate)
+        )
+        return replace(state, confirmed=confirmed, candidate=candidate)
+
+    def _choose_catalogues(self, state: SourceState, paths: Mapping[str, str]) -> None:
+        source = self.source
         if state.confirmed is None:
             self._fall_back_to_saved()
             return

@@ -81,6 +81,10 @@ class CanaryController:
             await self._return(record, trial)
         if not trial.is_open:
             return
+        if record.failure is not None and trial.models:  # nobody deployed it who would read why it does not start
+            reason = f"its replicas do not start: {record.failure.message}"
+            await self._settle(record, replace(trial, outcome=TrialOutcome.ROLLED_BACK, reason=reason))
+            return
         (old, new), serving = await asyncio.to_thread(self._read, record.name, trial)
         mark, now = self._marks.get(record.name), self._clock()
         is_warm = self._is_warm(record.name, serving, now)

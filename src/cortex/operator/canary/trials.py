@@ -27,6 +27,7 @@ from cortex.errors import ConflictError
 from cortex.gateway.routes import COPIES_OF_ALL
 from cortex.lifecycle import ApiKind
 from cortex.operator.canary.judge import Finding, Judge, PropertyFinding, overall
+from cortex.operator.deploy.history import version_changes
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.key_values import KeyValueStore
 
@@ -56,6 +57,7 @@ class Trial:
     began_at: float | None = None  #: UNIX time of its first response
     outcome: TrialOutcome = TrialOutcome.TRYING
     reason: str = ""  #: of the outcome
+    models: str = ""  #: versions of models that differ; empty: none
 
     @property
     def is_open(self) -> bool:
@@ -180,7 +182,10 @@ class Trials:
         assert serving is not None
         config = record.spec.update_strategy.canary
         is_shadow = config is not None and config.shadow
-        trial = Trial(record.revision, record.number, serving.revision, record.live_number, is_shadow=is_shadow)
+        models = "; ".join(change.describe() for change in version_changes(serving.spec, record.spec))
+        trial = Trial(
+            record.revision, record.number, serving.revision, record.live_number, is_shadow=is_shadow, models=models
+        )
         is_restart = serving.spec == record.spec and serving.project_hash == record.target.project_hash
         was_live = any(
             entry.revision == record.revision and entry.live_at is not None for entry in self._apis.history(record.name)
@@ -196,6 +201,7 @@ def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
         "old_revision_number": trial.old_number,
         "outcome": trial.outcome.value,
         "reason": trial.reason,
+        "models": trial.models,
         "percent": 0 if trial.is_shadow else _share(record, trial) or 0,
         "shadow": trial.is_shadow,
         "step": trial.step + 1,

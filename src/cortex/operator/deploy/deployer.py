@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,12 +17,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cortex.config.document import parse
-from cortex.config.schema import Api
+from cortex.config.schema import Api, PinnedModel
 from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError, with_article
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
 from cortex.operator.deploy.history import describe_changes
+from cortex.operator.deploy.model_pins import pin_models, pins_of, with_pins
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
@@ -92,9 +94,10 @@ class Deployer:
                 machine = await self._machine()
                 diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, machine)
                 (folder / config_name).unlink()  # not a file of the project: it must not change the project's hash
-                results, changes, deletions = self._compare(diagnosis.apis, project_hash, force)
+                apis = await self._pinned(diagnosis.apis, machine)
+                results, changes, deletions = self._compare(apis, project_hash, force)
                 if principal is not None:
-                    principal.check_apis({api.name for api in diagnosis.apis} | set(deletions), config_name)
+                    principal.check_apis({api.name for api in apis} | set(deletions), config_name)
                 changes = await self._describe(changes, folder, "deploy", by)
                 if changes:
                     if self._shared is not None:
@@ -118,6 +121,7 @@ class Deployer:
             apis = await asyncio.to_thread(_diagnose_patch, config, records, self._projects, machine)
             if principal is not None:
                 principal.check_apis({api.name for api in apis}, _PATCH_NAME)
+            apis = await self._pinned(apis, machine)
             changes: list[ApiChange] = []
             results: list[DeployResult] = []
             for api in apis:
@@ -155,6 +159,18 @@ class Deployer:
             described = await self._describe([change], None, f"rollback to {entry.number}", by)
             return self._write([result], described, [])[0]
 
+    async def deploy_models(self, name: str, pins: Sequence[PinnedModel], only_from: str) -> None:
+        """Deploy an API with other versions of its models. Its newest revision must be `only_from`.
+
+        Raises: ConflictError if it is another one by now.
+        """
+        async with self._lock:
+            record = self._store.get(name)
+            if record is None or record.revision != only_from:
+                raise ConflictError(f"{name} was deployed again")
+            change = _change(with_pins(record.spec, pins), record.target.project_hash, record.nonce)
+            self._write([], await self._describe([change], None, "new model version", "canary"), [])
+
     async def refresh(self, name: str, force: bool = False) -> DeployResult:
         """Replace every replica of an API by a new one with the same spec.
 
@@ -185,6 +201,12 @@ class Deployer:
             self._store.write([], [name], keep_versions=keep_cache)
             self._on_change()
             return DeployResult(name, f"deleting {name}")
+
+    async def _pinned(self, apis: Sequence[Api], machine: Machine | None) -> list[Api]:
+        """Return the APIs, with pinned models if they try new versions. Raises: InputError."""
+        environ = machine.environ if machine is not None else os.environ
+        known = {record.name: record.spec for record in self._store.records()}
+        return [await pin_models(api, known.get(api.name), environ) for api in apis]
 
     async def _machine(self) -> Machine | None:
         return await self._inspect_machine() if self._inspect_machine else None
@@ -340,6 +362,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
             del handler[extension]
     if not handler["dependencies"]["model_packages"]:
         del handler["dependencies"]["model_packages"]
+    if handler["models"] is not None:
+        del handler["models"]["canary"], handler["models"]["pinned"]
     if not api.runs_command:
         for name in ("command", "strip_prefix", "start_timeout_s"):
             del handler[name]
@@ -352,6 +376,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     }
     if api.tracker is not None:  # the fields of a tracker that processes get
         parts["tracker"] = [api.tracker.key, api.tracker.model_type]
+    if pins := pins_of(api):
+        parts["models"] = [[pin.model, pin.number, pin.digest] for pin in pins]
     if api.readiness is not None:
         parts["readiness"] = api.readiness
     if api.networking.record is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import filecmp
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cortex.config.api_spec import api_spec
 from cortex.config.masking import is_secret_field, mask_secrets
 from cortex.config.schema import Api
+from cortex.models.spec import DEFAULT_MODEL
+from cortex.operator.deploy.model_pins import pins_of
 from cortex.projects.requirements import requirement_lines
 
 #: Longest value that is shown.
@@ -28,6 +31,7 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
     Reads the files of both projects unless the folders are the same.
     """
     lines = _limited(list(spec_changes(before, after)), "fields")
+    lines += [change.describe() for change in version_changes(before, after)]
     lines += _model_package_changes(before, after)
     if folder_before != folder_after and folder_before.is_dir():  # it may be missing after a change of the leader
         lines += _limited(list(_requirement_changes(before, after, folder_before, folder_after)), "requirements")
@@ -55,6 +59,30 @@ def spec_changes(before: Api, after: Api) -> Iterator[str]:
             yield f"{field}: {_shown(now)} (new)"
         else:
             yield f"{field}: {_shown(was)} → {_shown(now)}"
+
+
+@dataclass(frozen=True)
+class VersionChange:
+    """A model whose pinned version differs between two revisions."""
+
+    model: str  #: empty for the one model of `path`
+    before: str
+    after: str
+
+    def describe(self) -> str:
+        """Return the change as one line."""
+        name = f"model {self.model}" if self.model else "model"
+        return f"{name}: version {self.before} → {'new content' if self.before == self.after else self.after}"
+
+
+def version_changes(before: Api, after: Api) -> list[VersionChange]:
+    """Return the models that both states pin to different versions."""
+    old = {pin.model: pin for pin in pins_of(before)}
+    return [
+        VersionChange("" if pin.model == DEFAULT_MODEL else pin.model, old[pin.model].number, pin.number)
+        for pin in pins_of(after)
+        if pin.model in old and (pin.number, pin.digest) != (old[pin.model].number, old[pin.model].digest)
+    ]
 
 
 def file_changes(before: Path, after: Path) -> list[str]:

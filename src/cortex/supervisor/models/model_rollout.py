@@ -353,15 +353,16 @@ def servable(target: Catalogue, bad: Collection[tuple[str, str]], serving: Catal
     """Return `target` without the contents in `bad`, pairs of (model, digest) that can't be loaded.
 
     A version whose content is bad keeps the content being served. If there is none, it is omitted, and the next lower
-    version becomes the latest. A model without usable versions stays as it is served, or is omitted.
+    version becomes the latest, unless the version was pinned. A model without usable versions stays as it is served, or
+    is omitted.
     """
     before = serving.by_name if serving else {}
     models = []
     for model in target.models:
         old = before.get(model.name)
         versions = tuple(_usable(model, bad, old))
-        if versions:
-            models.append(Model(model.name, versions, model.signature_key))
+        if versions and model.pinned in (None, *(version.number for version in versions)):
+            models.append(replace(model, versions=versions))
         elif old is not None and (old.name, old.latest.digest) not in bad:
             models.append(old)
     return Catalogue(tuple(models), target.problems)
