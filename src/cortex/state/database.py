@@ -112,20 +112,14 @@ def reading(engine: Engine) -> Engine:
 
 
 def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS, name: str = "") -> None:
-    """Apply the missing migrations, each in its own transaction.
+    """Apply the missing migrations in one transaction: a failure leaves the database as it was.
 
     Concurrent migrations of the database with that `name` run one after the other.
     """
-    while _migrate_once(engine, migrations, name):
-        pass
-
-
-def _migrate_once(engine: Engine, migrations: Sequence[Migration], name: str) -> bool:
-    """Apply the next migration; return False if there is none."""
     with engine.begin() as connection:
         _lock_schema(connection, name)
         if not inspect(connection).has_table(schema_version.name):
-            schema_version.create(connection)
+            schema_version.create(connection, checkfirst=False)
             connection.execute(insert(schema_version).values(version=0))
         version = connection.execute(select(schema_version.c.version)).scalar_one()
         if version > len(migrations):
@@ -133,11 +127,10 @@ def _migrate_once(engine: Engine, migrations: Sequence[Migration], name: str) ->
                 f"the database has schema {version}, this cortex knows up to {len(migrations)}: "
                 "it was used by a newer version; upgrade cortex, or choose another CORTEX_HOME"
             )
-        if version == len(migrations):
-            return False
-        migrations[version](connection)
-        connection.execute(update(schema_version).values(version=version + 1))
-        return True
+        if version < len(migrations):
+            for apply in migrations[version:]:
+                apply(connection)
+            connection.execute(update(schema_version).values(version=len(migrations)))
 
 
 def _lock_schema(connection: Connection, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Migrations from the first schema to the current one; each runs once, in a transaction."""
+"""Migrations from the first schema to the current one; each runs once."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from starlette.responses import Response
@@ -261,15 +262,30 @@ def jobs_server() -> Iterator[JobsServer]:
 
 @contextlib.contextmanager
 def serve_app(app: ASGIApp) -> Iterator[Path]:
-    """Serve an application on a Unix socket from a thread."""
+    """Serve an application on a Unix socket from a thread, and cancel what it still does at the end."""
     with tempfile.TemporaryDirectory(prefix="cortex-") as folder:
         path = Path(folder) / "jobs"
-        server = create_jobs_server(app)
         listener = replace_listener(path)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        running: SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = SimpleQueue()
+
+        async def serve() -> None:
+            # Not server.serve(), which polls for its end.
+            ended = asyncio.Event()
+            running.put((asyncio.get_running_loop(), ended))
+            server = create_jobs_server(app)
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            await server.startup(sockets=[listener])
+            await server.on_tick(0)
+            await ended.wait()
+            for each in server.servers:
+                each.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         thread.start()
+        loop, ended = running.get()
         try:
             yield path
         finally:
-            server.should_exit = True
+            loop.call_soon_threadsafe(ended.set)
             thread.join(10)

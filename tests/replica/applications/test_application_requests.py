@@ -6,12 +6,13 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from harness.connections import read_until
 from harness.replicas.applications import ENDPOINT, FROM_GATEWAY, ask
-from harness.replicas.replicas import Replica, new_request_id, running_replica
+from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 SOURCE = """
@@ -37,6 +38,10 @@ SOURCE = """
 
     def touch(name):
         open(os.path.join(SHARED, name), "w").close()
+
+    async def wait_for(name):
+        while not os.path.exists(os.path.join(SHARED, name)):
+            await asyncio.sleep(0.01)
 
     @app.get("/items/{number}")
     def item(number: int, request: Request):
@@ -75,8 +80,7 @@ SOURCE = """
         async def lines():
             try:
                 yield "data: 0\\n\\n"
-                while not os.path.exists(os.path.join(SHARED, "go")):
-                    await asyncio.sleep(0.01)
+                await wait_for("go")
                 yield "data: 1\\n\\n"
             finally:
                 touch("closed")
@@ -85,16 +89,16 @@ SOURCE = """
     @app.get("/later")
     def later(background: BackgroundTasks):
         async def wait():
-            while not os.path.exists(os.path.join(SHARED, "go")):
-                await asyncio.sleep(0.01)
+            await wait_for("go")
             touch("done")
         background.add_task(wait)
         return "now"
 
     @app.get("/slow")
-    async def slow():
+    async def slow(request: Request):
         touch("slow")
-        await asyncio.sleep(1000)
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
 
     @app.get("/silent")
     async def silent():
@@ -240,8 +244,7 @@ def test_background_tasks_do_not_occupy_the_connection() -> None:
             connection.request("GET", "/app/later", headers=FROM_GATEWAY)
             assert connection.getresponse().read() == b'"now"'
         assert not _exists(replica.spec.run_dir, "done")
-        with open(f"{replica.spec.run_dir}/go", "w"):  # noqa: PTH123
-            pass
+        _create(replica.spec.run_dir, "go")
         wait_until(lambda: _exists(replica.spec.run_dir, "done"))
 
 
@@ -381,8 +384,7 @@ def test_a_call_that_blocks_the_event_loop_is_named_with_its_line() -> None:
             blocked = pool.submit(ask, replica, "/block", **{"x-cortex-request-id": "blocking-id"})
             wait_until(lambda: "request blocking-id blocks the event loop" in replica.log())
             wait_until(lambda: "in block" in replica.log())
-            with open(f"{replica.spec.run_dir}/go", "w"):  # noqa: PTH123
-                pass
+            _create(replica.spec.run_dir, "go")
             assert blocked.result().status == 200
         wait_until(lambda: "the event loop was blocked for " in replica.log())
         lines = [line for line in replica.log().splitlines() if "blocking-id" in line]
@@ -451,29 +453,26 @@ def test_a_stuck_wsgi_call_ends_its_process() -> None:
             start_response("200 OK", [])
             return [b"fine"]
     """
-    with running_replica(source, type="wsgi", app="app", timeout_s=15) as replica:
-        replica.wait_ready()
-        assert ask(replica, "/stuck", **{"x-cortex-request-id": new_request_id(ago_s=12)}).status == 504
-        replica.wait_ready()
-        assert ask(replica, "/").body == b"fine"
+    with running_replica(source, type="wsgi", app="app", timeout_s=1) as replica:
+        pid = replica.wait_ready().processes[0].pid
+        assert ask(replica, "/stuck").status == 504
+        wait_until(lambda: replica.status().processes[0].pid != pid)
+        wait_until(lambda: ask(replica, "/").body == b"fine")
 
 
 def test_requests_are_counted_by_route_template(tmp_path: object) -> None:
     from cortex.replica.monitoring.metrics import parse_key, read_folder
 
-    with running_replica(SOURCE, type="asgi", app="app", timeout_s=15, metrics_dir=f"{tmp_path}/metrics") as replica:
+    with running_replica(SOURCE, type="asgi", app="app", metrics_dir=f"{tmp_path}/metrics") as replica:
         replica.wait_ready()
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(replica.spec.sockets[0])
-            arrived = b"x-cortex-request-id: " + new_request_id(ago_s=12).encode()  # it ends with its timeout
-            sock.sendall(b"GET /app/slow HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n" + arrived + b"\r\n\r\n")
+            sock.sendall(b"GET /app/slow HTTP/1.1\r\nhost: x\r\nx-cortex-endpoint: /app\r\n\r\n")
             wait_until(lambda: _exists(replica.spec.run_dir, "slow"))
         for path in ("/items/1", "/items/2", "/items/x", "/sub/deep/a", "/static/page.txt", "/none"):
             ask(replica, path)
 
         def counted() -> dict[tuple[str, str], float]:
-            from pathlib import Path
-
             found = {}
             for key, value in read_folder(Path(f"{tmp_path}/metrics")).items():
                 series = parse_key(key)
@@ -493,7 +492,9 @@ def test_requests_are_counted_by_route_template(tmp_path: object) -> None:
         wait_until(lambda: counted() == expected, message=json.dumps([str(item) for item in counted().items()]))
 
 
-def _exists(folder: str, name: str) -> bool:
-    from pathlib import Path
+def _create(folder: str, name: str) -> None:
+    (Path(folder) / name).touch()
 
+
+def _exists(folder: str, name: str) -> bool:
     return (Path(folder) / name).exists()
