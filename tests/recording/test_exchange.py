@@ -158,8 +158,35 @@ def test_json_that_cannot_be_redacted_is_omitted() -> None:
     assert line["response"]["omitted"]
 
 
-def test_requests_of_a_replay_are_not_recorded_again() -> None:
-    assert ExchangeEncoder(Redaction()).encode(raw(headers=((b"user-agent", b"cortex-replay/1.0"),))) == b""
+@pytest.mark.parametrize("redact", [(), ("User-Agent",)])
+def test_requests_of_a_replay_are_not_recorded_again(redact: tuple[str, ...]) -> None:
+    encoder = ExchangeEncoder(Redaction.parse(redact))
+    for _ in range(2):
+        assert encoder.encode(raw(headers=((b"user-agent", b"cortex-replay/1.0"),))) == b""
+    other = json.loads(encoder.encode(raw(headers=((b"user-agent", b"curl"), (b"x-thing", b"7")))))
+    assert other["headers"] == ([] if redact else [["user-agent", "curl"]]) + [["x-thing", "7"]]
+
+
+HEADERS = st.lists(
+    st.tuples(st.sampled_from([b"x-thing", b"x-user", b"cookie", b"user-agent", b"accept"]), st.binary(max_size=300)),
+    max_size=5,
+)
+
+
+@given(st.lists(st.tuples(HEADERS, st.integers(0, 2**62), st.integers(0, 2**40)), min_size=1, max_size=20))
+def test_what_an_encoder_keeps_in_memory_changes_no_line(
+    exchanges: list[tuple[list[tuple[bytes, bytes]], int, int]],
+) -> None:
+    used, redaction = ExchangeEncoder(Redaction.parse(["x-user"])), Redaction.parse(["x-user"])
+    for headers, ended_ns, duration_ns in exchanges:
+        exchange = raw(headers=headers, ended_ns=ended_ns + duration_ns, duration_ns=duration_ns)
+        line = used.encode(exchange)
+        assert line == ExchangeEncoder(redaction).encode(exchange)
+        read = parse_exchange(line, "f:2")
+        assert read.started_s == pytest.approx(ended_ns / 1e9, abs=1e-3)
+        assert [(name.encode(), value.encode("latin-1")) for name, value in read.headers] == [
+            header for header in headers if header[0] not in (b"cookie", b"x-user")
+        ]
 
 
 @given(JSON_VALUES, st.sampled_from([None, 2]))

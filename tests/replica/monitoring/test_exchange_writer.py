@@ -31,6 +31,8 @@ from cortex.replica.shared_state import SharedConnectionState
 from harness.wait import PATIENCE_S, wait_until
 
 MAX_BYTES = 64 * 1024 * 1024
+#: A body that the thread encodes.
+LONG = b'"' + b"x" * 5000 + b'"'
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +171,16 @@ def test_requests_of_a_replay_are_left_out(tmp_path: Path) -> None:
     assert [each["id"] for each in lines(tmp_path)[1:]] == ["2"]
 
 
-def test_a_value_that_cannot_be_written_is_counted_and_stops_nothing(tmp_path: Path) -> None:
-    deep = b"[" * 600 + b"\n" + b"]" * 600  # read by orjson, but not written
+def test_short_and_long_exchanges_are_written_in_the_order_of_their_ends(tmp_path: Path) -> None:
+    with running(tmp_path) as (client, _):
+        for number in range(20):
+            client.send(LONG if number % 3 else b"{}", number)
+    assert [int(each["id"]) for each in lines(tmp_path)[1:]] == list(range(20))
+
+
+@pytest.mark.parametrize("padding", [b"", b" " * len(LONG)], ids=["short", "long"])
+def test_a_value_that_cannot_be_written_is_counted_and_stops_nothing(tmp_path: Path, padding: bytes) -> None:
+    deep = b"[" * 600 + b"\n" + padding + b"]" * 600  # read by orjson, but not written
     with running(tmp_path) as (client, count):
         client.send(deep, 1)
         client.send(b"{}", 2)
@@ -193,17 +203,17 @@ class BlockedStorage(FolderStorage):
         super().write(lines)
 
 
-@pytest.mark.parametrize("limit", ["MAX_QUEUED", "MAX_QUEUED_BYTES"])
+@pytest.mark.parametrize("body", [b"{}", LONG], ids=["short", "long"])
 def test_a_full_queue_drops_requests_and_counts_them(
-    tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_writer, limit, 10 if limit == "MAX_QUEUED" else 15_000)
+    monkeypatch.setattr(exchange_writer, "MAX_QUEUED_BYTES", 3_000 + 20 * len(body))
     storage = BlockedStorage(tmp_path / "rec")
     with running(tmp_path, storage=storage) as (client, count):
-        client.send(b"{}", 0)
+        client.send(body, 0)
         assert storage.is_waiting.wait(PATIENCE_S)
         for number in range(1, 31):
-            client.send(b"{}", number)  # answered although nothing can be written
+            client.send(body, number)  # answered although nothing can be written
         dropped = count(FULL_KEY)
         assert dropped >= 15
         storage.released.set()

@@ -578,8 +578,6 @@ class Connection:
             return
         if status in BODILESS:
             body = b""
-        if self._exchanges is not None and not self._refused:
-            self._exchanges.add(self, status, media_type, headers, body)
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
             response_head(status, media_type, headers),
             self._last_headers(status),
@@ -590,6 +588,8 @@ class Connection:
         else:
             self._send(start)
             self._send(body)
+        if self._exchanges is not None and self.open and not self._refused:
+            self._exchanges.add(self, status, media_type, headers, body)
         self._finish_response()
 
     def respond_error(

@@ -1,8 +1,10 @@
 """The writer of a worker's recording: `networking.record`.
 
-The event loop puts a share of the requests with their answers into a queue, which is limited in number and in bytes; a
-thread encodes them and writes them. Requests that find the queue full are counted instead. Recording never fails a
-request: if it can't go on, it stops with one line in the log, and tries again after a minute.
+Once an answer is sent, the event loop puts a share of the requests with their answers into a queue that is limited in
+bytes, and a thread writes what has gathered. The event loop encodes short exchanges itself: a thread would need the
+interpreter lock for it just as long, and find nothing of them in the caches of the CPU. The thread encodes long ones,
+and those with values to redact. Requests that find the queue full are counted instead. Recording never fails a request:
+if it can't go on, it stops with one line in the log, and tries again after a minute.
 
 `python -m benchmarks.recording` measures what it costs.
 """
@@ -15,7 +17,6 @@ import os
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -32,15 +33,16 @@ from cortex.replica.spec import ReplicaSpec
 if TYPE_CHECKING:
     from cortex.replica.http.connection import Connection, Header
 
-MAX_QUEUED = 4096
 MAX_QUEUED_BYTES = 32 * 1024 * 1024
 #: Writing again is tried after this time.
 RETRY_S = 60.0
-#: The thread lets exchanges gather, so that it is not woken for each of them.
-_GATHER_S = 0.05
-#: One write to the storage has this many exchanges at most, and ends with the one that makes it so long.
-_BATCH, _BATCH_BYTES = 64, 256 * 1024
+#: The thread lets exchanges gather for this time, or until they have this size, because each of its turns is expensive.
+_GATHER_S, _GATHER_BYTES = 0.25, 1024 * 1024
+#: One write to the storage ends with the exchange that makes it so long.
+_BATCH_BYTES = 256 * 1024
 _CLOSE_S = 2.0
+#: The event loop encodes exchanges whose bodies are together at most so long.
+_SHORT_BYTES = 4096
 _FIXED_BYTES = 1024  #: of an exchange besides its bodies
 
 RECORDED = "cortex_recorded_requests_total"
@@ -87,10 +89,12 @@ class ExchangeWriter:
     ) -> None:
         """Create the writer; `place` names the storage in log lines."""
         self._limit = round(share * 2**32)
-        self._encoder = ExchangeEncoder(redaction)
+        self._short_bytes = 0 if redaction.paths else _SHORT_BYTES
+        self._short_encoder, self._encoder = ExchangeEncoder(redaction), ExchangeEncoder(redaction)
         self._storage = storage
         self._place = place
-        self._queue: deque[RawExchange] = deque()
+        self._lock = threading.Lock()
+        self._queue: list[RawExchange | bytearray] = []  #: exchanges to be encoded, and lines
         # Each has one writer: the event loop, or the thread.
         self._added_bytes = self._removed_bytes = 0
         self._cells = {
@@ -99,7 +103,8 @@ class ExchangeWriter:
             if file is not None and (index := file.index_of(key)) is not None
         }
         self._wake = threading.Event()
-        self._is_closing = threading.Event()
+        self._has_gathered = threading.Event()
+        self._is_closing = False
         self._is_stopped = False
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="cortex-recording", daemon=True)
@@ -110,11 +115,12 @@ class ExchangeWriter:
 
     def close(self) -> None:
         """Write what is queued, for at most two seconds."""
-        self._is_closing.set()
+        self._is_closing = True
         self._wake.set()
+        self._has_gathered.set()
         self._thread.join(_CLOSE_S)
 
-    # Event loop.
+    # Event loop, after the answer was sent.
 
     def add(
         self, connection: Connection, status: int, media_type: bytes | None, headers: Sequence[Header], body: bytes
@@ -157,13 +163,13 @@ class ExchangeWriter:
             self._count(STOPPED_KEY)
             return
         waiting = self._added_bytes - self._removed_bytes
-        if len(self._queue) >= MAX_QUEUED or waiting >= MAX_QUEUED_BYTES:
+        if waiting >= MAX_QUEUED_BYTES:
             self._count(FULL_KEY)
             return
         now_ns = time.monotonic_ns()
         request, request_size = connection.recorded_body
         started_ns = connection.started_ns
-        exchange = RawExchange(
+        fields = (
             connection.request_id,
             time.time_ns(),
             now_ns - (connection.arrived_ns or now_ns),
@@ -181,10 +187,31 @@ class ExchangeWriter:
             size,
             is_stream,
         )
+        raw = tuple.__new__(RawExchange, fields)
+        exchange: RawExchange | bytes = raw
+        if request_size + size <= self._short_bytes:
+            exchange = self._encoded(raw)
+            if not exchange:  # a request of a replay
+                return
         self._added_bytes += _size(exchange)
-        self._queue.append(exchange)
+        with self._lock:
+            queue = self._queue
+            if not isinstance(exchange, bytes):
+                queue.append(exchange)
+            elif queue and isinstance(lines := queue[-1], bytearray) and len(lines) < _BATCH_BYTES:
+                lines += exchange
+            else:
+                queue.append(bytearray(exchange))
         if not self._wake.is_set():
             self._wake.set()
+        if waiting >= _GATHER_BYTES and not self._has_gathered.is_set():
+            self._has_gathered.set()
+
+    def _encoded(self, exchange: RawExchange) -> RawExchange | bytes:
+        try:
+            return self._short_encoder.encode(exchange)
+        except Exception:
+            return exchange  # the thread fails likewise, and counts it
 
     def _count(self, key: str, number: int = 1) -> None:
         cell = self._cells.get(key)
@@ -199,46 +226,49 @@ class ExchangeWriter:
     # Thread.
 
     def _run(self) -> None:
-        while not self._is_closing.is_set():
+        while not self._is_closing:
             self._wake.wait(self._storage.due_s(time.monotonic()))
-            self._is_closing.wait(_GATHER_S)
+            self._has_gathered.wait(_GATHER_S)
             self._wake.clear()
+            self._has_gathered.clear()
             self._write_queued()
         self._write_queued()
         with contextlib.suppress(OSError, StorageError):
             self._storage.close()
 
     def _write_queued(self) -> None:
-        while self._queue:
-            exchanges: list[RawExchange] = []
+        with self._lock:
+            queue, self._queue = self._queue, []
+        queue.reverse()
+        while queue:
+            batch: list[RawExchange | bytearray] = []
             size = 0
-            while self._queue and len(exchanges) < _BATCH and size < _BATCH_BYTES:
-                exchanges.append(self._queue.popleft())
-                size += _size(exchanges[-1])
-            self._removed_bytes += size
+            while queue and size < _BATCH_BYTES:
+                batch.append(queue.pop())
+                size += _size(batch[-1])
             if self._pauses:
-                self._count(FAILED_KEY, len(exchanges))
+                self._count(FAILED_KEY, sum(map(_number, batch)))
             else:
-                self._attempt(partial(self._write, exchanges))
+                self._attempt(partial(self._write, batch))
+            self._removed_bytes += size
         self._attempt(lambda: self._storage.flush(time.monotonic()))
 
-    def _write(self, exchanges: list[RawExchange]) -> None:
-        lines = []
-        for exchange in exchanges:
+    def _write(self, batch: list[RawExchange | bytearray]) -> None:
+        lines: list[bytes | bytearray] = []
+        for each in batch:
             try:
-                line = self._encoder.encode(exchange)
+                lines.append(each if isinstance(each, bytearray) else self._encoder.encode(each))
             except Exception:  # values that are nested too deeply, say; the others are recorded
                 self._count(FAILED_KEY)
-                continue
-            if line:
-                lines.append(line)
-        if lines:
+        content = b"".join(lines)
+        if content:
+            number = content.count(b"\n")
             try:
-                self._storage.write(b"".join(lines))
+                self._storage.write(content)
             except BaseException:
-                self._count(FAILED_KEY, len(lines))
+                self._count(FAILED_KEY, number)
                 raise
-            self._recorded(len(lines))
+            self._recorded(number)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Write; if that fails, stop recording for a while."""
@@ -258,8 +288,14 @@ class ExchangeWriter:
             write_log(f"recording of requests to {self._place} continues\n")
 
 
-def _size(exchange: RawExchange) -> int:
-    return len(exchange.request) + len(exchange.answer) + _FIXED_BYTES
+def _size(exchange: RawExchange | bytes | bytearray) -> int:
+    if isinstance(exchange, RawExchange):
+        return len(exchange.request) + len(exchange.answer) + _FIXED_BYTES
+    return len(exchange)
+
+
+def _number(exchanges: RawExchange | bytearray) -> int:
+    return 1 if isinstance(exchanges, RawExchange) else exchanges.count(b"\n")
 
 
 def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
