@@ -167,8 +167,11 @@ def test_requests_of_a_replay_are_not_recorded_again(redact: tuple[str, ...]) ->
     assert other["headers"] == ([] if redact else [["user-agent", "curl"]]) + [["x-thing", "7"]]
 
 
+VALUES = st.text(st.characters(max_codepoint=255, exclude_characters="\r\n\0"), max_size=300).map(
+    lambda text: text.encode("latin-1")
+)
 HEADERS = st.lists(
-    st.tuples(st.sampled_from([b"x-thing", b"x-user", b"cookie", b"user-agent", b"accept"]), st.binary(max_size=300)),
+    st.tuples(st.sampled_from([b"x-thing", b"x-user", b"cookie", b"user-agent", b"accept"]), VALUES),
     max_size=5,
 )
 
@@ -229,6 +232,13 @@ def test_a_damaged_line_is_named_with_its_place(line: bytes, message: str) -> No
         ("duration_ms", "long"),
         ("status", None),
         ("headers", [1]),
+        ("headers", [["x-thing", "\u20ac"]]),
+        ("headers", [["x-thing", "7\r\nx-other: 8"]]),
+        ("headers", [["x thing", "7"]]),
+        ("method", "GE T"),
+        ("path", "/\u20ac"),
+        ("query", "a=1 2"),
+        ("request", {"content_type": "text/plain\r\nx-other: 8"}),
         ("request", []),
         ("response", {"base64": "!"}),
         ("response", {"text": 5}),

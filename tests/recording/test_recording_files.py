@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import InputError
+from cortex.recording import files
 from cortex.recording.exchange import encode_head
 from cortex.recording.files import Recording
 
@@ -45,15 +46,15 @@ def test_the_files_of_several_processes_are_read_in_the_order_of_time(tmp_path: 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.lists(st.integers(0, 20), max_size=5)), max_size=6))
 def test_every_exchange_is_read_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, files: list[tuple[int, list[int]]]
+    tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, list[int]]]
 ) -> None:
     folder = tmp_path_factory.mktemp("recording")
     expected = []
-    for number, (started, steps) in enumerate(files):
+    for number, (started, steps) in enumerate(written):
         times = [float(time) for time in itertools.accumulate(steps, initial=started)][1:]
         write(folder, f"{number}", started, times)
         expected += times
-    if files:
+    if written:
         assert ended(Recording.open(folder)) == sorted(expected)
 
 
@@ -100,3 +101,12 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         Recording.open(tmp_path / "missing")
     with pytest.raises(InputError, match="this folder has no recording"):
         Recording.open(tmp_path)
+
+
+def test_a_line_that_no_process_writes_is_an_error_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)
+    write(tmp_path, "a", 0, [1], rest=b"x" * 1000 + b"\n")
+    with pytest.raises(InputError, match=r"a\.ndjson:3: this line of the recording is damaged: it is longer than"):
+        ended(Recording.open(tmp_path))

@@ -120,6 +120,13 @@ def test_each_request_is_sent_as_it_was_recorded(tmp_path: Path, server: Server)
     assert (found.compared, found.different, found.share) == (2, 0, 0.0)
 
 
+def test_bytes_of_a_url_that_are_not_ascii_are_sent_in_their_escaped_form(tmp_path: Path, server: Server) -> None:
+    exchange = recorded(1, {"x": 2}, path="/b\xe9%20", query="q=\xff&r=[1]")
+    assert replay(write(tmp_path, exchange), server).different == 0
+    [(_, path, *_)] = server.got
+    assert path == "/iris/b%E9%20?q=%FF&r=[1]"
+
+
 def test_differences_are_counted_by_field_with_examples(tmp_path: Path, server: Server) -> None:
     recording = write(tmp_path, *(recorded(x, {"x": 2 * x + (x % 2), "y": x}) for x in range(20)))
     found = replay(recording, server, concurrency=4)

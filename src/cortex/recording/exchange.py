@@ -47,6 +47,10 @@ _OF_CONNECTION = re.compile(
     r"host|connection|content-length|content-type|transfer-encoding|expect|te|trailer|upgrade|keep-alive|proxy-.*"
     r"|x-forwarded-.*|forwarded|x-cortex-.*|traceparent|tracestate"
 )
+#: What can be sent: characters are bytes.
+_METHOD = re.compile(r"[A-Z-]+")
+_HEADER_NAME, _HEADER_VALUE = re.compile(r"[!-9;-~]+"), re.compile(r"[^\r\n\0\u0100-\U0010ffff]*")
+_URL_PART = re.compile(r"[!-~\x80-\xff]*")
 
 
 class RawExchange(NamedTuple):
@@ -332,10 +336,10 @@ def parse_exchange(line: bytes, place: str) -> Exchange:
             started_s=datetime.fromisoformat(data["time"]).timestamp(),
             duration_ms=float(data["duration_ms"]),
             handler_ms=float(handler_ms) if handler_ms is not None else None,
-            method=str(data["method"]),
-            path=str(data["path"]),
-            query=str(data["query"]),
-            headers=tuple((str(name), str(value)) for name, value in data["headers"]),
+            method=_parse_method(str(data["method"])),
+            path=_parse_url(str(data["path"])),
+            query=_parse_url(str(data["query"])),
+            headers=tuple(_parse_header(str(name), str(value)) for name, value in data["headers"]),
             request=_parse_body(data["request"]),
             status=int(data["status"]),
             response=_parse_body(data["response"]),
@@ -357,6 +361,24 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
     return data
 
 
+def _parse_method(method: str) -> str:
+    if not _METHOD.fullmatch(method):
+        raise ValueError(f"{json.dumps(method)[:80]} is not a method")
+    return method
+
+
+def _parse_header(name: str, value: str) -> tuple[str, str]:
+    if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+        raise ValueError(f"{json.dumps([name, value])[:80]} is not a header")
+    return name, value
+
+
+def _parse_url(part: str) -> str:
+    if not _URL_PART.fullmatch(part):
+        raise ValueError(f"{json.dumps(part)[:80]} is not part of a URL")
+    return part
+
+
 def _parse_body(data: dict[str, Any]) -> RecordedBody:
     form = next((form for form in ("json", "text", "base64") if form in data), "")
     value = data.get(form)
@@ -370,7 +392,7 @@ def _parse_body(data: dict[str, Any]) -> RecordedBody:
     return RecordedBody(
         form=form,
         value=value,
-        content_type=str(data.get("content_type", "")),
+        content_type=_parse_header("content-type", str(data.get("content_type", "")))[1],
         content_encoding=str(data.get("content_encoding", "")),
         is_truncated=bool(data.get("truncated")),
         is_redacted=bool(data.get("redacted")),

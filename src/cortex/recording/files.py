@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cortex.errors import InputError
-from cortex.recording.exchange import Exchange, parse_exchange, parse_head
+from cortex.recording.exchange import MAX_BODY_BYTES, Exchange, parse_exchange, parse_head
 
 SUFFIX = ".ndjson"
+#: Longer lines are damaged: both bodies, of `MAX_BODY_BYTES` each, may have six characters per byte.
+MAX_LINE_BYTES = 32 * MAX_BODY_BYTES
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class RecordingFile:
     def exchanges(self) -> Iterator[Exchange]:
         """Yield the exchanges, but not an unfinished last line: its process was killed. Raises: InputError."""
         with _opened(self.path) as file:
-            for number, line in enumerate(file, 1):
-                if number > 1 and line.endswith(b"\n"):
+            for number in itertools.count(1):
+                line = _line(file, f"{self.path}:{number}")
+                if not line.endswith(b"\n"):
+                    return
+                if number > 1:
                     yield parse_exchange(line, f"{self.path}:{number}")
 
     def has_unfinished_line(self) -> bool:
@@ -95,7 +101,7 @@ class Recording:
 def _read_head(path: Path) -> RecordingFile | None:
     """Read the first line of a file; None if its process was killed before the line was complete."""
     with _opened(path) as file:
-        line = file.readline()
+        line = _line(file, f"{path}:1")
     if not line.endswith(b"\n"):
         if line and not line.startswith(b"{"):
             parse_head(line, f"{path}:1")
@@ -105,6 +111,19 @@ def _read_head(path: Path) -> RecordingFile | None:
         return RecordingFile(path, head, datetime.fromisoformat(head["started"]).timestamp())
     except (KeyError, ValueError, TypeError):
         raise InputError(f'{path}:1: this line of the recording is damaged: it has no valid "started"') from None
+
+
+def _line(file: BinaryIO, place: str) -> bytes:
+    """Read a line with its end, which only an unfinished one lacks. Raises: InputError."""
+    try:
+        line = file.readline(MAX_LINE_BYTES)
+    except OSError as error:
+        raise InputError(f"{place}: can't be read: {(error.strerror or str(error)).lower()}") from None
+    if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise InputError(
+            f"{place}: this line of the recording is damaged: it is longer than {MAX_LINE_BYTES // 2**20} MiB"
+        )
+    return line
 
 
 def _opened(path: Path) -> BinaryIO:

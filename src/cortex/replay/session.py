@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from itertools import islice
 from queue import Full, Queue
+from urllib.parse import quote
 
 from cortex import __version__
 from cortex.recording.exchange import REPLAY_AGENT, Exchange
@@ -26,6 +27,7 @@ _REQUEST_ID = "x-cortex-request-id"
 _POLL_S = 0.2
 _PROGRESS_S = 0.2
 _MS_PER_S = 1000
+_ASCII = bytes(range(0x21, 0x7F)).decode()
 #: A part of `Server-Timing`.
 _PART = re.compile(r"(\w+);dur=([0-9.]+)")
 
@@ -175,6 +177,7 @@ class _ReplayClient:
         url = target.path + exchange.path or "/"
         if exchange.query:
             url += f"?{exchange.query}"
+        url = quote(url, safe=_ASCII, encoding="latin-1")  # http.client sends no other characters
         headers = {name: value for name, value in exchange.headers if name.lower() != "user-agent"}
         headers |= {"user-agent": f"{REPLAY_AGENT}/{__version__}"} | target.headers(exchange)
         if exchange.request.content_type:
