@@ -60,7 +60,6 @@ def test_a_requirement_is_installed_on_top_of_the_installation(home: Home, proje
     assert run_python(environment, "import cortex.errors, uvloop, pydantic; print(pydantic.__file__)").startswith(
         str(Path(sys.prefix))
     )
-    assert list(Path(environment.bin_dir).parent.rglob("six.*.pyc")), "compiled, so that no start has to do it"
 
 
 def test_the_environments_own_packages_come_first(home: Home, project: Path) -> None:

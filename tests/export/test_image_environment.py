@@ -18,6 +18,7 @@ from cortex.export.dockerfile import ImageOptions
 from cortex.export.environment import build_environment
 from cortex.home import Home
 from cortex.projects.project import ProjectFiles
+from cortex.replica.spec import ENVIRONMENT_COMPILED
 from harness.exported_projects import planned, realtime
 
 pytestmark = pytest.mark.processes
@@ -45,6 +46,8 @@ def test_replicas_use_the_environment_of_the_image(tmp_path: Path, home: Home, i
     command = [found.python, "-P", "-c", "import idna; print(idna.__version__)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout == "3.7\n"
     assert built.stat().st_mode & 0o777 == 0o755
+    assert list(built.rglob("idna/**/core.*.pyc")), "compiled: replicas can't write into the image"
+    assert (built / ENVIRONMENT_COMPILED).exists()
 
 
 def test_versions_stay_locked_until_the_requirement_changes(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from cortex.home import Home
 from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
-from cortex.replica.spec import Setup
+from cortex.replica.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
 from cortex.state.revision import Target
 from cortex.storage.client import fetch, is_remote
 
@@ -44,7 +44,6 @@ _DISTRIBUTION = "cortex-serving"
 #: Incremented when environments are built differently, so that older ones are not reused.
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
-_COMPLETE = "complete.json"
 _CHECK = "import cortex.replica.spec, httptools, orjson, starlette.requests, uvloop"
 _WORD = re.compile(r"[\w./+-]+")
 #: Its environments belong to the installation, and are never written after they were built.
@@ -156,7 +155,8 @@ async def prepare_environment(
 
     `environ` is the environment of the machine, `variables` are those of the project. `on_line` receives the output
     of installers line by line. `pins` are constraints for them, such as `numpy==2.4.6`. One environment is never built
-    twice at once, not even by two operators. A failed or cancelled build leaves only its log.
+    twice at once, not even by two operators. A failed or cancelled build leaves only its log. Packages are compiled
+    by the first replica once it is ready, except in `installed`, whose environments replicas cannot write.
     Raises: EnvironmentBuildError.
     """
     files = _Files.of(project_dir, dependencies)
@@ -175,7 +175,10 @@ async def prepare_environment(
     async with locked(home.environments_dir / f"{key}.lock") as lock:
         if not _is_complete(folder):
             names_project_files = len(contents) > len(files.names)
-            build = _Build(folder, project_dir, files, environment, dependencies.pip, names_project_files, pins)
+            compiles = home.path == installed.path
+            build = _Build(
+                folder, project_dir, files, environment, dependencies.pip, names_project_files, pins, compiles
+            )
             await build.run({**environ}, {**variables}, lock, on_line)
     return environment
 
@@ -293,7 +296,7 @@ def _installation_paths() -> list[str]:
 
 
 def _is_complete(folder: Path) -> bool:
-    return (folder / _COMPLETE).is_file() and (folder / "env/bin/python").exists()
+    return (folder / ENVIRONMENT_COMPLETE).is_file() and (folder / "env/bin/python").exists()
 
 
 @dataclass(frozen=True)
@@ -307,6 +310,7 @@ class _Build:
     pip_file: str  #: the project's requirements.txt, which it may lack
     names_project_files: bool  #: in the dependency files, such as `./package` or `-r more.txt`
     pins: Sequence[str]  #: constraints besides those of replicas
+    compiles: bool  #: before the environment is complete; it takes longer than the installation
     constraints: list[str] = field(default_factory=replica_constraints)
 
     @property
@@ -326,7 +330,9 @@ class _Build:
                 await self._create(installer)
                 await self._install(installer)
                 await self._step(installer, "the new environment", [self.target.python, "-I", "-c", _CHECK])
-            (self.folder / _COMPLETE).write_text(json.dumps({"files": self.files.names}))
+            if self.compiles:
+                (self.folder / ENVIRONMENT_COMPILED).touch()
+            (self.folder / ENVIRONMENT_COMPLETE).write_text(json.dumps({"files": self.files.names}))
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             raise
@@ -362,7 +368,9 @@ class _Build:
             )
         if self.files.pip or self.files.packages:
             command = [uv.find_uv_bin(), "pip", "install", "--color=never", "--python", self.target.python]
-            command += ["--compile-bytecode", "--constraint", str(self.folder / "constraints.txt")]
+            command += ["--constraint", str(self.folder / "constraints.txt")]
+            if self.compiles:
+                command.append("--compile-bytecode")
             if self.names_project_files:
                 installer = replace(installer, folder=await asyncio.to_thread(self._copy_project))
             if self.files.pip:

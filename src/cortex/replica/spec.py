@@ -18,6 +18,8 @@ DEV_VARIABLE = "CORTEX_DEV"
 TERMINAL_HINT = "; the terminal shows the traceback"
 #: Set while `cortex.testing` runs an API, whose tracebacks are the output of the test.
 TEST_VARIABLE = "CORTEX_TEST"
+#: Files in the folder of an environment: it was built; all its packages were compiled.
+ENVIRONMENT_COMPLETE, ENVIRONMENT_COMPILED = "complete.json", "compiled"
 _EXIT_HOOKS_S = 2.0
 
 

@@ -11,8 +11,10 @@ from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background
 from cortex.processes.process_tree import children
+from cortex.replica.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE
 from cortex.replica.working_copy import remove_tree
 from cortex.supervisor.process_slot import leave_supervisor
 
@@ -22,6 +24,7 @@ class Housekeeping:
 
     def __init__(self) -> None:
         self._pids: set[int] = set()
+        self._compiles_environment = False
 
     def adopt(self, pid: int | None) -> None:
         """Reap a process of another module once it has ended."""
@@ -41,6 +44,17 @@ class Housekeeping:
         file = project / path
         if file.suffix == ".py" and not Path(cache_from_source(str(file))).exists():
             self._start(partial(_compile, project, file))
+
+    def compile_environment(self, prefix: Path) -> None:
+        """Compile the packages of the environment at `prefix`, unless that was done or it is the installation itself.
+
+        It takes seconds, so it is done once processes are ready: they have compiled only the modules that they import.
+        """
+        folder = prefix.parent
+        is_compiled = self._compiles_environment or (folder / ENVIRONMENT_COMPILED).exists()
+        if not is_compiled and (folder / ENVIRONMENT_COMPLETE).exists():
+            self._compiles_environment = True
+            self._start(partial(_compile_environment, folder))
 
     def has(self, pid: int) -> bool:
         """Return whether a child process is one of these."""
@@ -80,3 +94,14 @@ def _compile(project: Path, file: Path) -> None:
 
     compileall.compile_dir(project, quiet=2, rx=re.compile(re.escape(str(file)) + "$"))
     compileall.compile_file(file, quiet=2)
+
+
+def _compile_environment(folder: Path) -> None:
+    import compileall  # noqa: PLC0415 - as above
+    import sysconfig  # noqa: PLC0415 - as above
+
+    # Another replica compiles it, or this user may not write it.
+    with contextlib.suppress(LockHeldError, OSError), hold_lock(folder / "compile.lock"):
+        for packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+            compileall.compile_dir(packages, quiet=2)
+        (folder / ENVIRONMENT_COMPILED).touch()

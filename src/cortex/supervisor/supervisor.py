@@ -274,8 +274,10 @@ class Supervisor:
                     self._reap(worker)  # it may have ended before its pid was known
                     if worker.channel is not channel:
                         return
-                if received[0]["kind"] == "ready" and self._spec.path:
-                    self._housekeeping.compile(Path(self._spec.project_dir), self._spec.path)
+                if received[0]["kind"] == "ready":
+                    if self._spec.path:
+                        self._housekeeping.compile(Path(self._spec.project_dir), self._spec.path)
+                    self._housekeeping.compile_environment(Path(sys.prefix))
 
     def _change_log(self, worker: ProcessSlot, path: Path) -> None:
         """Switch to another log file: the worker got another job."""

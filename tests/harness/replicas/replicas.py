@@ -179,7 +179,7 @@ def running_replica(source: str, interface: str = "handler", processes: int = 1,
             **(DEFAULTS | fields),
         )
         (root / "spec.json").write_text(spec.to_json())
-        command = [sys.executable, "-P", "-m", "cortex.supervisor.supervisor", str(root / "spec.json")]
+        command = [spec.python, "-P", "-m", "cortex.supervisor.supervisor", str(root / "spec.json")]
         process = subprocess.Popen(command, start_new_session=True, env={**os.environ, SHARED_FOLDER: folder})
         identity = Identity.of(process.pid)
         try:
