@@ -27,8 +27,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cortex' has no attribute {name!r}")
     if name == "__version__":
-        # On first use, because the import takes milliseconds.
-        return importlib.import_module("importlib.metadata").version("cortex-serving")
+        # On first use, because the import takes 30 ms.
+        globals()[name] = importlib.import_module("importlib.metadata").version("cortex-serving")
+        return globals()[name]
     if name == "Shape":
         return importlib.import_module("cortex.payloads.annotated_arrays").Shape
     if name == "cancelled":

@@ -5,7 +5,6 @@ Pure. The loader passes live functions, `source_checks` passes syntax trees, and
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +48,8 @@ class SignatureProblem:
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the candidate most similar to `name`; None if none is similar enough."""
+    import difflib  # noqa: PLC0415 - only mistakes need it, and every replica imports this module
+
     by_lower = {candidate.lower(): candidate for candidate in candidates}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None

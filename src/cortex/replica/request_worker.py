@@ -23,10 +23,8 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.processes.priority import enter_background, in_background
 from cortex.replica.channel import Channel
 from cortex.replica.http.connection import Connection
-from cortex.replica.monitoring.exchange_writer import open_exchange_writer
 from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.trace_export import open_tracing
-from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
 from cortex.replica.requests.call_timing import CallDurations
@@ -50,7 +48,9 @@ from cortex.replica.worker_process import (
 if TYPE_CHECKING:
     from cortex.predictor.protobuf import BoundService
     from cortex.replica.applications.lifespan import Lifespan
+    from cortex.replica.monitoring.exchange_writer import ExchangeWriter
     from cortex.replica.monitoring.spans import Tracing
+    from cortex.replica.monitoring.tracker import PredictionTracker
 
 #: Delay before messages that the channel could not take are sent again.
 _RESEND_S = 0.05
@@ -160,9 +160,9 @@ def _serve(
     waits_for_models = spec.threads > 1 and spec.models is not None
     always_threads = "generator" in kinds or waits_for_models
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
-    tracker = PredictionTracker(spec, file) if spec.tracker_type is not None and file is not None else None
+    tracker = _open_tracker(spec, file)
     server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
-    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
@@ -173,6 +173,22 @@ def _serve(
     if exchanges is not None:
         exchanges.close()
     return orphan
+
+
+def _open_tracker(spec: ReplicaSpec, file: MetricFile | None) -> PredictionTracker | None:
+    if spec.tracker_type is None or file is None:
+        return None
+    from cortex.replica.monitoring.tracker import PredictionTracker  # noqa: PLC0415 - other APIs start faster
+
+    return PredictionTracker(spec, file)
+
+
+def _open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
+    if not spec.record_share:
+        return None
+    from cortex.replica.monitoring.exchange_writer import open_exchange_writer  # noqa: PLC0415 - as above
+
+    return open_exchange_writer(spec, file)
 
 
 def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Lifespan | None:
@@ -199,7 +215,7 @@ def _serve_application(
     from cortex.replica.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
     server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
-    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency

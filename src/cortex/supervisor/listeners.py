@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cortex.processes.sockets import accept_one, address_of, listen, listen_over_tcp, refuse
 from cortex.replica.spec import ReplicaSpec
-from cortex.supervisor.pending_connections import PendingConnections
+
+if TYPE_CHECKING:
+    from cortex.supervisor.pending_connections import PendingConnections
 
 #: Interval of checks that the path of a unix socket still leads to it.
 _CHECK_S = 1.0
@@ -140,6 +143,8 @@ class ReplicaListeners:
         return replace(spec, gateway_secret="")
 
     def _open_tcp(self, admit: Callable[[socket.socket], None]) -> None:
+        from cortex.supervisor.pending_connections import PendingConnections  # noqa: PLC0415 - others start sooner
+
         sock = listen_over_tcp(self._spec.listen_host)
         pending = PendingConnections(self._spec.gateway_secret, admit, self._watch, self._unwatch)
         self._tcp.append(Listener(sock, pending.add, self._watch, self._unwatch))

@@ -8,13 +8,15 @@ The data goes through these steps:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortex.errors import ModelInputError
-from cortex.models.registry import Registry
 from cortex.payloads.signature import BodySignature, MethodSignature
 from cortex.predictor.binding import Bodies, BoundMethod
 from cortex.predictor.interface import POST_INFERENCE, PRE_INFERENCE
+
+if TYPE_CHECKING:
+    from cortex.models.registry import Registry
 
 #: The name of the method in messages and signatures.
 _NAME = "predict"

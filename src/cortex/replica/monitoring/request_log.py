@@ -11,7 +11,6 @@ import contextlib
 import io
 import os
 import re
-import secrets
 import sys
 import threading
 from contextvars import ContextVar
@@ -20,7 +19,7 @@ from contextvars import ContextVar
 #: calls run in those contexts.
 REQUEST: ContextVar[bytes] = ContextVar("cortex_request", default=b"")
 #: Delimiters of the id at the start of a line. Random per supervisor; its workers inherit them by being forked.
-MARK, END = f"\x1e{secrets.token_hex(8)}:", "\x1f"
+MARK, END = f"\x1e{os.urandom(8).hex()}:", "\x1f"
 
 #: Pattern of a request id, which `:` and a trace id may follow; other ids are not written.
 ID = "[!-~]{1,64}(?::[0-9a-f]{32})?"

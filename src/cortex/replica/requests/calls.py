@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from reprlib import Repr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -22,7 +22,6 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.replica.http.connection import Connection, Header
 from cortex.replica.monitoring.request_log import write_log
-from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.replica.requests.payload import (
     CONTENT_TYPE,
@@ -40,6 +39,9 @@ from cortex.replica.requests.payload import (
     validate_head,
 )
 from cortex.replica.spec import DEV_VARIABLE, TERMINAL_HINT, TEST_VARIABLE
+
+if TYPE_CHECKING:
+    from cortex.replica.monitoring.tracker import PredictionTracker
 
 #: Limits of a logged value: items of each list and dict on each level, and characters in total.
 MAX_ITEMS = 10

@@ -16,7 +16,7 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
-from cortex import __version__
+import cortex
 from cortex.payloads.inference_protocol import (
     JSON_LENGTH_HEADER,
     InferenceRoute,
@@ -33,12 +33,12 @@ from cortex.predictor.binding import BoundMethod, Kind
 from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import HANDLE_V2
 from cortex.replica.http.connection import Connection
-from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.payload import BYTES, JSON, Encoded, encode_json
 from cortex.replica.spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from cortex.predictor.inference.inference_model import Arrays, InferenceModel
+    from cortex.replica.monitoring.tracker import PredictionTracker
 
 _SPLITTER_HEADER = b"x-cortex-splitter"
 #: Of methods that run a model, and that describe one. OpenAPI documents describe models by their own signatures.
@@ -102,13 +102,13 @@ class InferenceRoutes:
         splitter = _splitter(connection)
         if route.model:
             return self._method_for(connection, route, self._find(route.model, splitter))
-        documents: dict[str, Any] = {
-            "server": server_document(__version__),
-            "live": {"live": True},
-            "ready": {"ready": True},
-            "models": {"models": [splitter] if splitter and len(self._models) == 1 else list(self._models)},
+        documents: dict[str, Callable[[], Any]] = {
+            "server": lambda: server_document(cortex.__version__),
+            "live": lambda: {"live": True},
+            "ready": lambda: {"ready": True},
+            "models": lambda: {"models": [splitter] if splitter and len(self._models) == 1 else list(self._models)},
         }
-        encoded = _json(connection, documents[route.kind])
+        encoded = _json(connection, documents[route.kind]())
         connection.respond(encoded.status, encoded.media_type, encoded.body)
         return None
 

@@ -25,7 +25,6 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.replica.http.background_tasks import BackgroundTasks
 from cortex.replica.http.connection import Connection, ConnectionPool, Header
 from cortex.replica.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
-from cortex.replica.monitoring.tracker import PredictionTracker
 from cortex.replica.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.replica.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.replica.requests.inference_batching import InferenceCaller, joined_method
@@ -38,6 +37,7 @@ from cortex.replica.spec import ReplicaSpec, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.replica.monitoring.spans import Tracing
+    from cortex.replica.monitoring.tracker import PredictionTracker
     from cortex.replica.requests.routes import RouteRequests
 
 #: Kinds of methods whose calls share the event loop.
