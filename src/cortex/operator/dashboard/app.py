@@ -1,7 +1,7 @@
 """The dashboard: an application of its own below `/dashboard/` on the operator's port.
 
 How a page is added: its route and scope in `DASHBOARD_ROUTES` (`operator/access/scopes.py`); a router in `pages/`; a
-template; an item of `NAVIGATION` (`rendering.py`).
+template; an item of `NAVIGATION` (`rendering.py`). This package's pages are imported by the first request for one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError
-from cortex.operator.access.auth import caller_of
 from cortex.operator.dashboard.pages.access import audit_pages, key_pages, token_pages
 from cortex.operator.dashboard.pages.apis import api_pages
 from cortex.operator.dashboard.pages.cluster import cluster_pages, describe_machines
@@ -27,22 +26,9 @@ from cortex.operator.dashboard.pages.schedules import schedule_pages
 from cortex.operator.dashboard.pages.workloads import workload_pages
 from cortex.operator.dashboard.rendering import Pages, static_file
 from cortex.operator.dashboard.security import PREFIX, DashboardSecurity
-from cortex.operator.dashboard.sessions import CODE_S, SESSION_S, Sessions
+from cortex.operator.dashboard.sessions import SESSION_S, Sessions
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
-
-
-def code_routes(sessions: Sessions) -> APIRouter:
-    """Return the operator's route for one-time codes."""
-    router = APIRouter(prefix="/v1/dashboard")
-
-    @router.post("/codes")
-    async def create_code(request: Request) -> dict[str, object]:
-        """Return a path of the dashboard with a code that signs one browser in, once and within a minute."""
-        code = sessions.create_code(request.state.principal, caller_of(request))
-        return {"path": f"{PREFIX}/sign-in?code={code}", "expires_in_s": CODE_S}
-
-    return router
 
 
 def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> ASGIApp:

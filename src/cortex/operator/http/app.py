@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
@@ -12,14 +13,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError
 from cortex.operator.access.audit import AuditMiddleware
-from cortex.operator.access.auth import AuthMiddleware, HostCheck
+from cortex.operator.access.auth import AuthMiddleware, HostCheck, caller_of
 from cortex.operator.access.routes import audit_routes, key_routes, token_routes
-from cortex.operator.dashboard.app import code_routes, create_dashboard
 from cortex.operator.dashboard.security import PREFIX
-from cortex.operator.dashboard.sessions import Sessions
+from cortex.operator.dashboard.sessions import CODE_S, Sessions
 from cortex.operator.http.api_routes import api_routes, deploy_routes
 from cortex.operator.http.documentation_routes import documentation_routes
 from cortex.operator.http.job_routes import job_routes
@@ -47,8 +48,8 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
     app.include_router(audit_routes(services.audit_log))
     app.include_router(documentation_routes(services.documentation, services.identity.gateway_url))
     sessions = Sessions(services.tokens)
-    app.include_router(code_routes(sessions))
-    app.mount(PREFIX, create_dashboard(services, sessions, logger))
+    app.include_router(_code_routes(sessions))
+    app.mount(PREFIX, _Dashboard(services, sessions, logger))
     app.add_middleware(AuthMiddleware, tokens=services.tokens, host=host, is_own_name=is_own_name)
     app.add_middleware(AuditMiddleware, log=services.audit_log)  # around the other, so that it records refusals
 
@@ -59,6 +60,41 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
         return HTMLResponse(docs_page(app.openapi()), headers={"content-security-policy": policy})
 
     return app
+
+
+class _Dashboard:
+    """The dashboard, created by its first request: many operators never show it, and it takes several megabytes."""
+
+    def __init__(self, services: Services, sessions: Sessions, logger: Logger) -> None:
+        self._services = services
+        self._sessions = sessions
+        self._logger = logger
+        self._app: ASGIApp | None = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._lock:
+            if self._app is None:
+                self._app = await asyncio.to_thread(self._create)
+        await self._app(scope, receive, send)
+
+    def _create(self) -> ASGIApp:
+        from cortex.operator.dashboard.app import create_dashboard  # noqa: PLC0415 - see above
+
+        return create_dashboard(self._services, self._sessions, self._logger)
+
+
+def _code_routes(sessions: Sessions) -> APIRouter:
+    """Return the route for one-time codes of the dashboard."""
+    router = APIRouter(prefix="/v1/dashboard")
+
+    @router.post("/codes")
+    async def create_code(request: Request) -> dict[str, object]:
+        """Return a path of the dashboard with a code that signs one browser in, once and within a minute."""
+        code = sessions.create_code(request.state.principal, caller_of(request))
+        return {"path": f"{PREFIX}/sign-in?code={code}", "expires_in_s": CODE_S}
+
+    return router
 
 
 def add_error_handlers(app: FastAPI, logger: Logger) -> None:
