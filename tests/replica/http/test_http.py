@@ -85,6 +85,56 @@ def test_large_bodies_arrive_complete_however_they_are_divided(framing: str, pie
     assert received == list(zip(("PUT", "POST", "PATCH"), bodies, strict=True))
 
 
+def test_large_bodies_that_arrive_at_the_same_time_stay_apart() -> None:
+    loop = asyncio.new_event_loop()
+    received: dict[int, bytes] = {}
+
+    def handle(connection: Connection) -> None:
+        received[connection.index] = connection.body
+        connection.respond(200, None, b"")
+
+    bodies = [bytes([number]) * 1_000_000 for number in range(3)]
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=10**6)
+    pairs = [socket.socketpair() for _ in bodies]
+
+    async def upload() -> None:
+        for number, (ours, theirs) in enumerate(pairs):
+            ours.setblocking(False)
+            pool.add(theirs, number, lambda connection: None)
+            await loop.sock_sendall(ours, b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        for start in range(0, 1_000_000, 50_000):
+            for (ours, _), body in zip(pairs, bodies, strict=True):
+                await loop.sock_sendall(ours, body[start : start + 50_000])
+        for ours, _ in pairs:
+            assert (await loop.sock_recv(ours, 4096)).startswith(b"HTTP/1.1 200 OK")
+
+    loop.run_until_complete(asyncio.wait_for(upload(), PATIENCE_S))
+    for sock in (sock for pair in pairs for sock in pair):
+        sock.close()
+    loop.close()
+    assert received == dict(enumerate(bodies))
+
+
+def test_a_body_that_is_announced_as_too_large_is_refused_before_it_arrives() -> None:
+    loop = asyncio.new_event_loop()
+    handled: list[Connection] = []
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handled.append, max_body_bytes=100_000)
+    ours, theirs = socket.socketpair()
+
+    async def response() -> bytes:
+        ours.setblocking(False)
+        await loop.sock_sendall(ours, b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\nx")
+        return await loop.sock_recv(ours, 4096)
+
+    with ours, theirs:
+        pool.add(theirs, 0, lambda connection: None)
+        refusal = loop.run_until_complete(asyncio.wait_for(response(), PATIENCE_S))
+    loop.close()
+    assert refusal.startswith(b"HTTP/1.1 413")
+    assert b"larger than 100000 bytes" in refusal
+    assert not handled
+
+
 def test_connection_is_kept_alive_between_requests() -> None:
     with running_replica(ECHO, interface="functions") as replica:
         replica.wait_ready()

@@ -95,6 +95,10 @@ class StreamingConnection(Connection):
             self.pause()
         self.call.wake()
 
+    def _read_unparsed(self, length: int) -> None:
+        """Pass the rest of a body of this length on in parts."""
+        self._unparsed_bytes = length - self._body_bytes
+
     def on_message_complete(self) -> None:
         """Note that the body is complete."""
         self.is_complete = True
