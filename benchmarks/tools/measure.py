@@ -44,7 +44,7 @@ class Sample:
 
     system: str
     workload: str
-    load: str  #: "closed", "open" or "stream"
+    load: str  #: "closed", "open", "matched" (open, at the rate of another system) or "stream"
     concurrency: int = 0
     per_s: float | None = None
     p50_us: float | None = None
@@ -91,7 +91,7 @@ def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], 
 
 
 def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Outcome:
-    """Measure latencies of the no-op at a constant rate of 70 % of each system's own peak."""
+    """Measure latencies of the no-op at 70 % of each system's peak, and of cortex also at that of the fastest peer."""
     highest = max(plan.concurrencies)
     found = [each for each in closed if isinstance(each, Sample) and each.workload == NOOP.name]
     peaks: dict[str, list[float]] = {}
@@ -99,9 +99,12 @@ def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Out
         if sample.concurrency == highest and sample.per_s:
             peaks.setdefault(sample.system, []).append(sample.per_s)
     rates = {name: SHARE_OF_PEAK * statistics.median(values) for name, values in peaks.items()}
+    of_peers = [rates[system.name] for system in systems if system.role == "peer" and system.name in rates]
 
     def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
         yield _measured_open(system, workload, endpoint, rates[system.name], plan.open_s)
+        if system.role == "cortex" and of_peers:
+            yield replace(_measured_open(system, workload, endpoint, max(of_peers), plan.open_s), load="matched")
 
     outcome: Outcome = []
     for number in range(plan.open_rounds):

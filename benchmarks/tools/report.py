@@ -88,7 +88,8 @@ def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
                 limits = [] if concurrency == 1 else _choose(samples, workload, "closed", 1, BARE)
                 parts += [f"## {workload}, {concurrency} at once", _closed_table(chosen + limits)]
     if opened := _choose(samples, "noop", "open"):
-        parts += ["## noop, open loop at 70 % of each system's own peak", _open_table(opened)]
+        rows = opened + _choose(samples, "noop", "matched")
+        parts += ["## noop, open loop at 70 % of each system's own peak, and cortex at a peer's", _open_table(rows)]
     for workload, title in (("upload", "1 MB in"), ("download", "1 MB out")):
         if large := _choose(samples, workload, "closed"):
             parts += [f"## {title}, {large[0].concurrency} at once", _closed_table(large)]

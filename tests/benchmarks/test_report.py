@@ -55,3 +55,21 @@ def test_tables_divide_the_figures_of_cortex_by_those_of_the_others() -> None:
     outcome: Outcome = [_sample("cortex", 50_000, p50_us=1_000.0), _sample("mosec", 10_000, p50_us=4_000.0)]
     row = next(line for line in markdown(outcome, {}).splitlines() if line.startswith("| mosec"))
     assert row.startswith("| mosec | 10,000 | 5.00 | 4.000 | – | 0.25 |")
+
+
+def test_latencies_at_the_rate_of_a_peer_are_not_mixed_with_those_at_its_own() -> None:
+    outcome: Outcome = [
+        Sample(system, "noop", load, rate=rate, p99_us=p99_us)
+        for system, load, rate, p99_us in (
+            ("cortex", "open", 40_000.0, 3_000.0),
+            ("cortex", "matched", 8_000.0, 500.0),
+            ("mosec", "open", 8_000.0, 2_000.0),
+        )
+    ]
+    lines = markdown(outcome, {}).splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith(("| cortex |", "| mosec |"))]
+    assert [(row[0], row[1], row[4]) for row in rows] == [
+        ("| cortex", "40,000", "3.000"),
+        ("| mosec", "8,000", "2.000"),
+        ("| cortex", "8,000", "0.500"),
+    ]
