@@ -51,7 +51,7 @@ CONFIG = """
         canary:
           steps: [50%]
           confidence: CONFIDENCE
-          min_requests: 20
+          min_requests: REQUESTS
           max_error_increase: 5%
           max_latency_increase: 900%
 """
@@ -81,10 +81,16 @@ def bucket(tmp_path: Path) -> Bucket:
     return made
 
 
-def deploy(cortex: Installation, folder: Path, bucket: Bucket, confidence: float = 0.99) -> str:
+def deploy(
+    cortex: Installation, folder: Path, bucket: Bucket, confidence: float = 0.99, requests: int = 1_000_000
+) -> str:
+    """Deploy the API; with so many `requests`, no trial is ever won."""
     cortex.cortex("delete", NAME, check=False)  # another test may have left it
-    config = CONFIG.replace("NAME", NAME).replace("SOURCE", str(bucket.folder))
-    write_project(folder / "project", HANDLER, config.replace("CONFIDENCE", str(confidence)))
+    config = CONFIG
+    values = {"NAME": NAME, "SOURCE": str(bucket.folder), "CONFIDENCE": confidence, "REQUESTS": requests}
+    for word, value in values.items():
+        config = config.replace(word, str(value))
+    write_project(folder / "project", HANDLER, config)
     return cortex.cortex("deploy", folder / "project" / "cortex.yaml").stdout
 
 
@@ -129,7 +135,7 @@ def test_a_good_version_replaces_the_old_one_although_the_operator_is_killed(
     cortex: Installation, bucket: Bucket, tmp_path: Path
 ) -> None:
     # Little confidence: to be sure that the 99th percentile is not worse takes thousands of requests.
-    deploy(cortex, tmp_path, bucket, confidence=0.6)
+    deploy(cortex, tmp_path, bucket, confidence=0.6, requests=20)
     assert answers(cortex) == {"1"}
     bucket.put(2)
     seen = sent_until(cortex, lambda: is_trying(cortex, "1 → 2"))
@@ -190,3 +196,21 @@ def test_deleted_and_broken_versions_do_not_interrupt_requests(
     assert "negative weights" in canary_of(cortex)["reason"]
     assert seen.keys() == {"1", "2"}
     assert cortex.get(NAME)["status"]["status_code"] == "live"
+
+
+def test_the_old_content_of_an_overwritten_version_is_served_on_by_a_new_replica(
+    cortex: Installation, bucket: Bucket, tmp_path: Path
+) -> None:
+    def latest() -> set[str]:
+        """Return the answers to a few requests without a version."""
+        return {str(cortex.post(f"/{NAME}", {"number": 1}).json) for _ in range(20)}
+
+    deploy(cortex, tmp_path, bucket)
+    old = {process["id"] for process in cortex.status()["replicas"] if process["api"] == NAME}
+    bucket.put(1, number=11)
+    wait_until(lambda: is_trying(cortex, "1 → new content"), 60)
+    wait_until(lambda: latest() == {"1", "11"}, 60)
+    (process,) = (each for each in cortex.status()["replicas"] if each["id"] in old)
+    os.kill(process["supervisor_pid"], signal.SIGKILL)
+    wait_until(lambda: old.isdisjoint(each["id"] for each in cortex.status()["replicas"]), 60)
+    wait_until(lambda: latest() == {"1", "11"}, 60)
