@@ -388,14 +388,19 @@ def test_a_version_of_a_model_whose_replicas_do_not_start_is_rolled_back(world: 
         handler = {"interface": "handler", "type": "python", "path": "handler.py", "models": models}
         return api(handler=handler, update_strategy=CANARY)
 
-    world.deploy("r2" * 8, pinned("1"))
+    world.deploy("r2" * 8, pinned("1"), "project")
     world.apis.mark_serving("iris", world.record.target)
-    world.deploy("r3" * 8, pinned("2"))
+    world.deploy("r3" * 8, pinned("2"), "project")
 
     async def scenario() -> None:
         controller = world.controller()
         await controller.judge(world.record)
         assert world.returned == []
+        world.deploy("r4" * 8, pinned("2"), "other code")
+        world.apis.mark_failed("iris", world.record.revision, StoredFailure("negative weights"))
+        await controller.judge(world.record)
+        assert world.returned == []  # who deployed it sees that it fails
+        world.deploy("r3" * 8, pinned("2"), "project")
         world.apis.mark_failed("iris", world.record.revision, StoredFailure("negative weights"))
         await controller.judge(world.record)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from cortex.errors import CortexError
 from cortex.operator.canary.disagreement import PairedPredictions, kind_of
 from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
-from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
+from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance, is_of_models
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.replica.monitoring.metrics import merge_series
@@ -81,7 +81,7 @@ class CanaryController:
             await self._return(record, trial)
         if not trial.is_open:
             return
-        if record.failure is not None and trial.models:  # nobody deployed it who would read why it does not start
+        if record.failure is not None and is_of_models(record):  # nobody deployed it who would see that it fails
             reason = f"its replicas do not start: {record.failure.message}"
             await self._settle(record, replace(trial, outcome=TrialOutcome.ROLLED_BACK, reason=reason))
             return

@@ -84,12 +84,14 @@ class ModelVersions:
         self._store = store
         self._deploy = deploy
         self._watches: dict[str, CatalogueWatch] = {}
+        self._tried: dict[str, set[Content]] = {}  #: by API; what is stored
         self._error_log = LoopErrorLog(logger, "new versions of models can't be deployed")
 
     async def run(self) -> None:
         """Look for new versions every second."""
         try:
             while True:
+                self._stop_unneeded()
                 for record in self._apis.records():
                     try:
                         await self._check(record)
@@ -102,7 +104,6 @@ class ModelVersions:
                 watch.stop()
 
     async def _check(self, record: ApiRecord) -> None:
-        self._stop_unneeded()
         source, pins = model_source(record.spec, None), pins_of(record.spec)
         if source is None or not pins:
             return
@@ -136,8 +137,9 @@ class ModelVersions:
     def _remember(self, record: ApiRecord, catalogue: Catalogue | None) -> set[Content]:
         """Add the versions of the present revisions to those tried before; forget those that the bucket has lost."""
         key = f"models/{record.name}"
-        text = self._store.get(key)
-        stored: set[Content] = {(model, number, digest) for model, number, digest in json.loads(text or "[]")}
+        stored = self._tried.get(record.name)
+        if stored is None:
+            stored = {(model, number, digest) for model, number, digest in json.loads(self._store.get(key) or "[]")}
         present = {content_of(pin) for pin in pins_of(record.spec)}
         if record.serving is not None:
             present |= {content_of(pin) for pin in pins_of(record.serving.spec)}
@@ -146,6 +148,7 @@ class ModelVersions:
             tried = (tried & _contents(catalogue)) | present
         if tried != stored:
             self._store.put(key, json.dumps(sorted(tried)))
+        self._tried[record.name] = tried
         return tried
 
     def _may_deploy(self, record: ApiRecord, catalogue: Catalogue) -> bool:

@@ -28,6 +28,7 @@ from cortex.gateway.routes import COPIES_OF_ALL
 from cortex.lifecycle import ApiKind
 from cortex.operator.canary.judge import Finding, Judge, PropertyFinding, overall
 from cortex.operator.deploy.history import version_changes
+from cortex.operator.deploy.model_pins import pins_of, with_pins
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.key_values import KeyValueStore
 
@@ -82,6 +83,14 @@ def advance(trial: Trial, config: CanaryConfig, findings: Iterable[PropertyFindi
         outcomes = {"hold": TrialOutcome.HELD, "promote": TrialOutcome.PROMOTED, "roll_back": TrialOutcome.ROLLED_BACK}
         return replace(trial, outcome=outcomes[config.on_no_decision], reason=reason)
     return trial
+
+
+def is_of_models(record: ApiRecord) -> bool:
+    """Return whether the newest revision differs from the one that serves only by the versions of its models."""
+    serving, pins = record.serving, pins_of(record.spec)
+    if serving is None or not (pins and pins_of(serving.spec)):
+        return False
+    return replace(serving, revision=record.revision, spec=with_pins(serving.spec, pins)) == record.target
 
 
 def _why(findings: Iterable[PropertyFinding], finding: Finding) -> str:
