@@ -237,6 +237,18 @@ def test_the_page_of_a_failing_api_says_why(operator: RunningOperator, admin: Vi
     operator.call("DELETE", "/v1/apis/broken?force=true")
 
 
+def test_passwords_are_masked_in_failures_tracebacks_and_logs(operator: RunningOperator, admin: Visitor) -> None:
+    address = "redis://scott:swordfish@store"
+    handler = BROKEN_HANDLER.replace("'bad weights'", f"'bad weights', '{address}'")
+    operator.deploy(config("leaking"), handler)
+    operator.wait("leaking")
+    masked = "redis://scott:********@store"
+    for path in ("", "apis/leaking", "apis/leaking/logs"):
+        wait_until(lambda path=path: masked in admin.get(f"/dashboard/{path}").text, message=path)
+        assert "swordfish" not in admin.get(f"/dashboard/{path}").text
+    operator.call("DELETE", "/v1/apis/leaking?force=true")
+
+
 def test_load_is_sampled_and_drawn(operator: RunningOperator, admin: Visitor) -> None:
     def is_drawn() -> bool:
         operator.predict({}, "/iris")
