@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -73,3 +78,84 @@ def test_every_alert_has_a_severity_a_summary_and_a_description() -> None:
     for rule in rules:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_the_dashboard_follows_the_schema_of_grafana() -> None:
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    assert list(schema_mistakes(dashboard)) == []
+
+
+def test_the_schema_of_grafana_finds_mistakes() -> None:
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    panel = next(panel for panel in dashboard["panels"] if panel["type"] == "timeseries")
+    panel["title"] = 7
+    panel["gridPosition"] = {}
+    panel["options"]["legend"]["displayMode"] = "lists"
+    panel["targets"][0]["expression"] = "up"
+    place = f"dashboard.panels[{dashboard['panels'].index(panel)}]"
+    assert sorted(schema_mistakes(dashboard)) == [
+        f"{place}.gridPosition is unknown",
+        f"{place}.options.legend.display_mode: 'lists'",
+        f"{place}.targets[0].expression is unknown",
+        f"{place}.title: 7",
+    ]
+
+
+def schema_mistakes(dashboard: dict[str, Any]) -> Iterator[str]:
+    """Yield the fields of a dashboard that Grafana's schema lacks, and values of other types.
+
+    Grafana generates the classes from its schema. They ignore fields that they don't know, and check no types.
+    """
+    name = "grafana_foundation_sdk"
+    pytest.importorskip(name, reason="it is one of the development requirements")
+    importlib.import_module(f"{name}.cog.plugins").register_default_plugins()
+    encoder = importlib.import_module(f"{name}.cog.encoder").JSONEncoder
+    read = importlib.import_module(f"{name}.models.dashboard").Dashboard.from_json(dashboard)
+    yield from _lost(dashboard, json.loads(json.dumps(read, cls=encoder)), "dashboard")
+    yield from _mistyped(read, type(read), "dashboard")
+
+
+def _lost(value: Any, kept: Any, place: str) -> Iterator[str]:
+    if isinstance(value, dict) and isinstance(kept, dict):
+        for key, inner in value.items():
+            if key in kept:
+                yield from _lost(inner, kept[key], f"{place}.{key}")
+            else:
+                yield f"{place}.{key} is unknown"
+    elif isinstance(value, list) and isinstance(kept, list):
+        for number, (inner, kept_inner) in enumerate(zip(value, kept, strict=True)):
+            yield from _lost(inner, kept_inner, f"{place}[{number}]")
+    elif value != kept:
+        yield f"{place} is read as {kept!r}"
+
+
+def _mistyped(value: Any, hint: Any, place: str) -> Iterator[str]:
+    if type(value).__module__.startswith("grafana_foundation_sdk."):
+        hints = get_type_hints(type(value).__init__)
+        for name, inner in vars(value).items():
+            yield from _mistyped(inner, hints.get(name, object), f"{place}.{name}")
+    elif get_origin(hint) in (Union, UnionType):
+        kinds = [each for each in get_args(hint) if (each is NoneType) == (value is None)]
+        yield from min(
+            (list(_mistyped(value, each, place)) for each in kinds), key=len, default=[f"{place}: {value!r}"]
+        )
+    elif get_origin(hint) is list and isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _mistyped(inner, get_args(hint)[0], f"{place}[{number}]")
+    elif get_origin(hint) is dict and isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _mistyped(inner, get_args(hint)[1], f"{place}.{key}")
+    elif not _fits(value, hint):
+        yield f"{place}: {value!r}"
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint in (Any, object):
+        return True
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return value in {each.value for each in hint}
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(hint, type) and type(value) is hint
