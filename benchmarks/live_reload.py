@@ -1,36 +1,36 @@
-"""Time from a saved file to the first response of the new code: `cortex dev`, and `uvicorn --reload` beside it.
+"""Time from a saved file to the first response of the new code: `cortex dev`, `fastapi dev`, `bentoml serve --reload`.
 
     python -m benchmarks.live_reload
 
-The model takes 2 s to load. A method changes, then the constructor, each several times. `fastapi dev` is
-`uvicorn --reload` with the same reloader; it has watchfiles if that is installed.
+The model takes 2 s to load. A method changes, then the constructor, each several times.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import http.client
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tools import environments
+from benchmarks.tools.endpoint import Endpoint, free_ports
+from benchmarks.tools.processes import adopt_orphans, started
+from benchmarks.tools.systems import environ_of
+
 MODEL_S = 2.0
-METHOD_CHANGES = 10
+METHOD_CHANGES = 5
 CONSTRUCTOR_CHANGES = 3
 #: Between two changes of the constructor, as a person saves files.
-PAUSE_S = 6.0
-_TIMEOUT_S = 120.0
+PAUSE_S = 3.0
+_TIMEOUT_S = 60.0
 
-_CONFIG = "- name: bench\n  kind: RealtimeAPI\n  handler: {type: python, path: app.py}\n"
-_HANDLER = f"""
-import threading
+_CORTEX = f"""
 import time
 
 class Handler:
@@ -38,11 +38,10 @@ class Handler:
         self.constructed = 0
         time.sleep({MODEL_S})  # load the model
 
-    def handle_get(self):
+    def handle_post(self):
         return [self.constructed, 0]
 """
 _FASTAPI = f"""
-import threading
 import time
 from fastapi import FastAPI
 
@@ -50,88 +49,98 @@ constructed = 0
 time.sleep({MODEL_S})  # load the model
 app = FastAPI()
 
-@app.get("/bench")
+@app.post("/bench")
 def bench():
     return [constructed, 0]
 """
+_BENTOML = f"""
+import time
+import bentoml
+
+@bentoml.service(workers=1)
+class Bench:
+    def __init__(self):
+        self.constructed = 0
+        time.sleep({MODEL_S})  # load the model
+
+    @bentoml.api
+    def bench(self) -> list[int]:
+        return [self.constructed, 0]
+"""
+_CONFIG = "- name: bench\n  kind: RealtimeAPI\n  handler: {type: python, path: app.py}\n"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A development server: its command without the port, and the code in its `app.py`."""
+
+    name: str
+    command: tuple[str, ...]
+    code: str
 
 
 def main() -> None:
-    """Measure both, and print a table."""
-    watcher = "watchfiles" if importlib.util.find_spec("watchfiles") else "stat every 0.25 s"
+    """Measure all, and print a table."""
+    adopt_orphans()
+    fastapi, bentoml = (str(environments.prepare(peer)) for peer in ("fastapi", "bentoml"))
+    tools = (
+        Tool("cortex dev", (sys.executable, "-m", "cortex.cli.main", "dev"), _CORTEX),
+        Tool("fastapi dev", (fastapi, "-m", "fastapi", "dev", "app.py"), _FASTAPI),
+        Tool("bentoml serve --reload", (bentoml, "-m", "bentoml", "serve", "app:Bench", "--reload"), _BENTOML),
+    )
     print(f"save to answer, median and maximum, model of {MODEL_S:g} s")
-    print(f"{'':34}  {'method':>18}  {'constructor':>18}")
-    for name, serve, code, constructor in (
-        ("cortex dev", _cortex_dev, _HANDLER, "self.constructed = "),
-        (f"uvicorn --reload ({watcher})", _uvicorn, _FASTAPI, "constructed = "),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "app.py"
-            file.write_text(code)
-            with serve(Path(folder)) as url:
-                _wait(url, [0, 0])
-                methods = [_change(file, url, f"{constructor}0", 0, each) for each in range(1, METHOD_CHANGES + 1)]
-                begins = [
-                    _change(file, url, constructor, each, METHOD_CHANGES) for each in range(1, CONSTRUCTOR_CHANGES + 1)
-                ]
-        print(f"{name:34}  {_shown(methods):>18}  {_shown(begins):>18}")
+    print(f"{'':24}  {'method':>18}  {'constructor':>18}")
+    for tool in tools:
+        with _serving(tool) as (file, endpoint):
+            methods = [_change(file, endpoint, 0, each) for each in range(1, METHOD_CHANGES + 1)]
+            constructors = []
+            for each in range(1, CONSTRUCTOR_CHANGES + 1):
+                time.sleep(PAUSE_S)
+                constructors.append(_change(file, endpoint, each, METHOD_CHANGES))
+        print(f"{tool.name:24}  {_shown(methods):>18}  {_shown(constructors):>18}", flush=True)
 
 
-def _change(file: Path, url: str, constructor: str, constructed: int, answer: int) -> float:
+@contextlib.contextmanager
+def _serving(tool: Tool) -> Iterator[tuple[Path, Endpoint]]:
+    """Run a development server; yield its `app.py` and the address of the API."""
+    # The log is elsewhere: BentoML restarts whenever any file of its folder changes.
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as log:
+        file = Path(folder) / "app.py"
+        file.write_text(tool.code)
+        (Path(folder) / "cortex.yaml").write_text(_CONFIG)
+        endpoint = Endpoint(free_ports(1)[0], "/bench")
+        command = [*tool.command, "--port", str(endpoint.port)]
+        environ = environ_of(BENTOML_DO_NOT_TRACK="True")
+        with started(command, environ, Path(folder), Path(log) / "log"):
+            try:
+                _wait(endpoint, [0, 0])
+                yield file, endpoint
+            except TimeoutError:
+                print((Path(log) / "log").read_text(), file=sys.stderr)
+                raise
+
+
+def _change(file: Path, endpoint: Endpoint, constructed: int, answer: int) -> float:
     """Save new numbers; return the time to the first response that has them."""
-    time.sleep(PAUSE_S if constructed else 0)
-    text = file.read_text()
-    name = constructor.partition(" = ")[0]
-    text = re.sub(rf"(?<![.\w]){re.escape(name)} = \d+", f"{name} = {constructed}", text)
+    text = re.sub(r"constructed = \d+", f"constructed = {constructed}", file.read_text())
     text = re.sub(r"constructed, \d+\]", f"constructed, {answer}]", text)
-    started = time.perf_counter()
+    begin = time.perf_counter()
     file.write_text(text)
-    _wait(url, [constructed, answer])
-    return time.perf_counter() - started
+    _wait(endpoint, [constructed, answer])
+    return time.perf_counter() - begin
 
 
-def _wait(url: str, expected: list[int]) -> None:
+def _wait(endpoint: Endpoint, expected: list[int]) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
-            if response.read().decode().replace(" ", "") == str(expected).replace(" ", ""):
-                return
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=_TIMEOUT_S)
+            with contextlib.closing(connection):
+                connection.request("POST", endpoint.path, b"{}", {"Content-Type": "application/json"})
+                if connection.getresponse().read().decode().replace(" ", "") == str(expected).replace(" ", ""):
+                    return
         time.sleep(0.002)
-    raise TimeoutError(f"{url} does not answer {expected}")
-
-
-@contextlib.contextmanager
-def _cortex_dev(folder: Path) -> Iterator[str]:
-    (folder / "cortex.yaml").write_text(_CONFIG)
-    command = [sys.executable, "-m", "cortex.cli.main", "dev", str(folder), "--port", "0"]
-    with _running(command, folder, r"http://127\.0\.0\.1:\d+/bench") as url:
-        yield url
-
-
-@contextlib.contextmanager
-def _uvicorn(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "uvicorn", "app:app", "--reload", "--port", "0"]
-    with _running(command, folder, r"http://127\.0\.0\.1:\d+") as url:
-        yield f"{url}/bench"
-
-
-@contextlib.contextmanager
-def _running(command: list[str], folder: Path, pattern: str) -> Iterator[str]:
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(pattern, line):
-                break
-        else:
-            raise RuntimeError(f"{command} did not start")
-        stderr = process.stderr
-
-        threading.Thread(target=lambda: [None for _ in stderr], daemon=True).start()
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait()
+    raise TimeoutError(f"{endpoint.url} does not answer {expected}")
 
 
 def _shown(seconds: list[float]) -> str:
