@@ -117,6 +117,35 @@ def test_one_burst_of_errors_decides_nothing_and_errors_of_a_minute_do(windows: 
     assert judged(judge(), {"error": 0.0}, {"error": 1.0}, windows)[0] is finding
 
 
+def narrow(requests: int, slow: int, slow_s: float) -> RevisionNumbers:
+    """Return a window whose requests take 50 ms, but for some that take `slow_s`."""
+    durations = dict.fromkeys(BOUNDS, 0)
+    for duration_s, count in ((0.05, requests - slow), (slow_s, slow)):
+        durations[BOUNDS[bisect_left(FINE_BOUNDS_S, duration_s)]] += count
+    return RevisionNumbers(requests, 0, durations)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "decided"),
+    [
+        ((50, 0.42), (50, 0.546), {"p50": Finding.NOT_WORSE, "p99": Finding.WORSE}),  # both have a slow class
+        ((50, 0.42), (50, 0.42), {"p50": Finding.NOT_WORSE, "p99": Finding.NOT_WORSE}),
+        ((0, 0.05), (60, 0.065), {"p50": Finding.NOT_WORSE, "p99": Finding.WORSE}),  # only the new revision has one
+        ((0, 0.05), (2000, 0.065), {"p50": Finding.WORSE, "p99": Finding.WORSE}),
+    ],
+)
+def test_latencies_with_few_different_values_are_judged(
+    old: tuple[int, float], new: tuple[int, float], decided: dict[str, Finding]
+) -> None:
+    """Their 99th percentile lies within the bucket of a value that many requests have."""
+    subject = judge(max_latency_increase="10%")
+    for window in range(20):
+        subject.observe(narrow(2000, *old), narrow(2000, *new), True, 30.0 * window)
+    found = {each.name: each for each in subject.findings()}
+    assert {name: found[name].finding for name in decided} == decided
+    assert (found["p50"].old, found["p99"].old) == (pytest.approx(0.5), pytest.approx(0.01))
+
+
 def test_latencies_of_cold_processes_are_not_compared() -> None:
     subject, generator = judge(), random.Random(1)
     for window in range(50):

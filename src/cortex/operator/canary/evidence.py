@@ -20,6 +20,10 @@ Requests of a window are assumed to be independent, given their rates. Where out
 ones, as if a crash fails all requests in a process, factors to the power of 1/φ keep the property (Jensen's
 inequality).
 
+A count may have a fraction: a request that has the property with a known probability counts as that probability.
+The logarithm of a factor is linear in the counts, so this is its mean over the draws, and the property above is kept
+(Jensen's inequality again).
+
 Outcomes also come in bursts: one process pauses, or its connection to a database hangs for a while. So evidence is
 collected in blocks of time, and the logarithm grows by at most `cap` in each one. A burst alone then decides nothing,
 however many requests it hits, and the property above is kept: the smaller of a supermartingale and a constant is one.
@@ -50,9 +54,9 @@ class CountWindow(NamedTuple):
     """Counts of one window: `a` of `na` requests of the old revision, and `b` of `nb` of the new one."""
 
     na: int
-    a: int
+    a: float
     nb: int
-    b: int
+    b: float
 
 
 class Claim(IntEnum):
@@ -158,7 +162,7 @@ def _log_ratio(window: CountWindow, alternative: tuple[float, float], within: tu
     )
 
 
-def _log_part(count: int, of: int, rate: float, other: float) -> float:
+def _log_part(count: float, of: int, rate: float, other: float) -> float:
     """Return ln(P(count | rate) / P(count | other)) of a binomial count."""
     yes = count * math.log(rate / other) if count else 0.0
     no = (of - count) * math.log((1 - rate) / (1 - other)) if of > count else 0.0

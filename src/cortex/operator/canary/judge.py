@@ -15,13 +15,15 @@ soon as one property is, and not worse once all are not. The confidence is divid
 revision within all margins is rolled back with a probability of at most 1 - confidence, however often it is judged.
 
 Latency is the time in user code: the time in the queue depends on the number of replicas, which differs. The quantile
-is that of the windows before, so it is known before the requests that it judges.
+is that of the windows before, so it is known before the requests that it judges. It lies between two bounds of the
+histogram. Requests above the upper one count whole, and those between them in part, so that the part of the old
+revision is that of the quantile, however narrow the distribution is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -100,6 +102,11 @@ class RevisionNumbers:
         """Count the requests that took longer than one of the bounds."""
         return sum(count for upper, count in self.durations.items() if upper > bound)
 
+    def slower_in_part(self, low: float, high: float, part: float) -> float:
+        """Count the requests that took longer than `high`, and a part of those that took longer than `low`."""
+        above = self.slower_than(high)
+        return above + part * (self.slower_than(low) - above)
+
 
 @dataclass
 class Comparison:
@@ -107,9 +114,9 @@ class Comparison:
 
     within: Evidence  #: against the claim that the difference is within the margin
     beyond: Evidence  #: against the claim that it is at the margin or beyond
-    old: int = 0
+    old: float = 0
     old_of: int = 0
-    new: int = 0
+    new: float = 0
     new_of: int = 0
 
     @classmethod
@@ -224,14 +231,20 @@ class Judge:
         return judged if self._disagreement is None else [*judged, self._disagreement]
 
     def _observe_latency(self, old: RevisionNumbers, new: RevisionNumbers) -> None:
-        bounds = sorted(self._durations.keys() & new.durations.keys() & old.durations.keys())
+        bounds = self._durations.keys() & new.durations.keys() & old.durations.keys()
+        of_old, of_new = sum(old.durations.values()), sum(new.durations.values())
         for name, at in QUANTILES.items():
-            limit = _quantile(self._durations, at, bounds)
-            allowed = next((bound for bound in bounds if limit is not None and bound >= limit * self._latency), None)
-            if limit is not None and allowed is not None and math.isfinite(allowed):
-                slow_old, slow_new = old.slower_than(limit), new.slower_than(allowed)
-                window = CountWindow(sum(old.durations.values()), slow_old, sum(new.durations.values()), slow_new)
-                self._slow[name].observe(window)
+            bucket = _quantile_bucket(self._durations, at, bounds)
+            if bucket is None:
+                continue
+            low, high, part = bucket
+            allowed = [
+                min((each for each in bounds if each >= bound * self._latency), default=math.inf)
+                for bound in (low, high)
+            ]
+            if math.isfinite(allowed[1]):
+                slow = old.slower_in_part(low, high, part), new.slower_in_part(allowed[0], allowed[1], part)
+                self._slow[name].observe(CountWindow(of_old, slow[0], of_new, slow[1]))
         for bound, count in old.durations.items():
             self._durations[bound] = self._durations.get(bound, 0) + count
 
@@ -339,21 +352,27 @@ def _difference(after: Mapping[Any, int], before: Mapping[Any, int]) -> dict[Any
     return {key: after.get(key, 0) - before.get(key, 0) for key in {**before, **after}}
 
 
-def _quantile(durations: Mapping[float, int], at: float, bounds: Sequence[float]) -> float | None:
-    """Return the largest bound that at least 1 - `at` of the requests exceed, or the first one that none exceeds."""
-    total, below, found = sum(durations.values()), 0, None
-    for bound in sorted(durations):
-        below += durations[bound]
-        if bound in bounds and total:
-            if below > at * total:
-                return bound if found is None else found
-            found = bound if below else None
-    return found
+def _quantile_bucket(
+    durations: Mapping[float, int], at: float, bounds: Collection[float]
+) -> tuple[float, float, float] | None:
+    """Return the bounds around a quantile, and the part of the requests between them that are above it.
+
+    None without requests, or if the quantile is above all finite bounds.
+    """
+    above = sum(durations.values())
+    low, within, slow = 0.0, 0, (1 - at) * above
+    for high in sorted(durations):
+        within += durations[high]
+        if high in bounds:
+            if math.isfinite(high) and above - within < slow <= above:
+                return low, high, (slow - (above - within)) / within
+            low, above, within = high, above - within, 0
+    return None
 
 
-def _share(count: int, of: int) -> float | None:
+def _share(count: float, of: int) -> float | None:
     return count / of if of else None
 
 
-def _rate(count: int, of: int) -> float:
+def _rate(count: float, of: int) -> float:
     return count / of if of else 0.0
