@@ -307,6 +307,19 @@ def test_another_operator_continues_with_the_evidence(world: World) -> None:
     assert errors.new == pytest.approx(1 / 91)
 
 
+def test_trials_of_deleted_apis_are_forgotten(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, known[0])
+    world.values.put("canary/i%", "{}")
+    world.values.put("canaries", "not a trial")
+    world.trials.keep_only(["iris"])
+    assert [world.values.get(name) is None for name in ("canary/iris", "canary/i%", "canaries")] == [False, True, False]
+    world.trials.keep_only([])
+    assert [world.values.get(name) is None for name in ("canary/iris", "canaries")] == [True, False]
+
+
 def test_a_person_promotes_a_revision(world: World) -> None:
     with pytest.raises(ConflictError, match="iris has no canary"):
         world.trials.promote(world.record, "ana")

@@ -61,14 +61,22 @@ class CanaryController:
         self._error_log = LoopErrorLog(logger, "judging canaries failed")
 
     async def run(self) -> None:
-        """Judge all trials after each window."""
+        """Judge all trials after each window. Forget those of APIs that were deleted."""
+        names: set[str] | None = None
         while True:
             await asyncio.sleep(WINDOW_S)
-            for record in self._apis.records():
+            records = self._apis.records()
+            try:
+                if names != (present := {record.name for record in records}):
+                    self._trials.keep_only(present)
+                    names = present
+            except Exception as error:  # of any kind: the next window must be judged
+                self._error_log.failed(error, api="")
+            for record in records:
                 try:
                     await self.judge(record)
                     self._error_log.succeeded()
-                except Exception as error:  # of any kind: the next window must be judged
+                except Exception as error:  # as above
                     self._error_log.failed(error, api=record.name)
 
     async def judge(self, record: ApiRecord) -> None:

@@ -35,6 +35,10 @@ from cortex.state.queries.key_values import KeyValueStore
 Json = dict[str, Any]
 
 
+#: Of the names under which trials are stored.
+_PREFIX = "canary/"
+
+
 class TrialOutcome(StrEnum):
     """State of a trial."""
 
@@ -157,6 +161,14 @@ class Trials:
         reason = f"promoted by {by}" if by else "promoted"
         self.put(record, replace(known[0], outcome=TrialOutcome.PROMOTED, reason=reason))
 
+    def keep_only(self, apis: Iterable[str]) -> None:
+        """Delete the trials of all other APIs."""
+        kept = set(apis)
+        self._store.delete_others(_PREFIX, [_key(api) for api in kept])
+        for known in (self._known, self._ended):
+            for api in known.keys() - kept:
+                del known[api]
+
     def describe(self, record: ApiRecord) -> Json | None:
         """Return the JSON of the newest revision's trial, or of the one that ended with a return to it."""
         if (found := self.of(record)) is not None:
@@ -235,4 +247,4 @@ def _steps(record: ApiRecord) -> list[str]:
 
 
 def _key(api: str) -> str:
-    return f"canary/{api}"
+    return f"{_PREFIX}{api}"

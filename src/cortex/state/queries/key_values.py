@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, select
+from collections.abc import Collection
+
+from sqlalchemy import Engine, delete, select
 
 from cortex.state.database import reading
 from cortex.state.tables import facts, insert_for
@@ -25,6 +27,12 @@ class KeyValueStore:
         with self._engine.begin() as connection:
             row = insert_for(connection, facts).values(name=name, value=value)
             connection.execute(row.on_conflict_do_update(index_elements=[facts.c.name], set_={"value": value}))
+
+    def delete_others(self, prefix: str, names: Collection[str]) -> None:
+        """Delete all values whose names begin with `prefix`, except `names`."""
+        with self._engine.begin() as connection:
+            others = facts.c.name.startswith(prefix, autoescape=True) & facts.c.name.not_in(list(names))
+            connection.execute(delete(facts).where(others))
 
     def put_if_absent(self, name: str, value: str) -> str:
         """Set a value unless it is set; return the stored value, which is the same for all concurrent callers."""
