@@ -15,8 +15,8 @@ GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 #: Words of module names that need no definition. Add a word only if any programmer knows it in the meaning that it has
 #: here; otherwise name the module with a term of the glossary, or define a new term there.
 _PLAIN = """
-access address annotated annotation app archive argument arguments array async auth autoscaling background base binding
-body bootstrap bound budget builder certificate change chart check cleanup cli client command commands config
+access address annotated annotation answers app archive argument arguments array async auth autoscaling background base
+binding body bootstrap bound budget builder certificate change chart check cleanup cli client command commands config
 connection console content controller conversion cpu credential cross dashboard database debugger deploy deployer
 description detection dev device diagnose dockerfile document dotenv election embedded engine error exception export
 fetcher field file filelock foreground form format forwarding get glob haproxy hosting http identity ignore importing

@@ -321,11 +321,11 @@ def test_a_damaged_file_is_accepted_or_rejected(tmp_path: Path, data: st.DataObj
     [
         ("{shadow: true, max_disagreement: 1%}", "{model_type: regression}", ""),
         ("{shadow: true}", "", ""),
-        ("{shadow: true, max_disagreement: 1%}", "", "max_disagreement needs shadow, and a tracker of the predictions"),
+        ("{shadow: true, max_disagreement: 1%}", "", ""),
         ("{max_disagreement: 1%}", "{model_type: regression}", "max_disagreement needs shadow"),
     ],
 )
-def test_predictions_of_copies_are_compared_only_with_a_shadow_and_a_tracker(
+def test_predictions_of_copies_are_compared_only_with_a_shadow(
     tmp_path: Path, canary: str, tracker: str, problem: str
 ) -> None:
     tracked = f"  tracker: {tracker}\n" if tracker else ""

@@ -127,6 +127,8 @@ async def test_a_canary_that_gets_copies_responds_to_no_client(home: Home) -> No
         (copy, *_) = await copies_of(w, 5)
         assert (copy["method"], copy["url"], copy["body"]) == ("POST", "/a", 2)
         ids = {each["headers"]["x-cortex-request-id"] for each in w.upstreams["old"].seen}
+        compared = [w.upstreams[name].seen[0]["headers"].get("x-cortex-compared") for name in ("old", "new")]
+        assert compared == ["original", "copy"]
         assert copy["headers"]["x-cortex-shadow"] == "1" and copy["headers"]["x-cortex-request-id"] in ids
         assert await servers_of(w, 2, "/a/below?x=1") == {"old": 2}
         assert (await copies_of(w, 7))[-1]["url"] == "/a/below?x=1"
@@ -135,6 +137,7 @@ async def test_a_canary_that_gets_copies_responds_to_no_client(home: Home) -> No
         await w.gateway.apply(RoutingTable((api, other), (SPLIT,)))
         assert await servers_of(w, 20) == {"old": 20}
         assert len(w.upstreams["new"].seen) == 7
+        assert "x-cortex-compared" not in w.upstreams["old"].seen[-1]["headers"]
 
 
 async def test_only_requests_with_a_key_of_the_api_are_copied(home: Home) -> None:

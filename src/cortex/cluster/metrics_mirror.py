@@ -110,7 +110,7 @@ def _store(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, data in files.items():
         path = folder / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         part.write_bytes(data)
         part.rename(path)

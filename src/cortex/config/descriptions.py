@@ -204,7 +204,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "tolerated change of the part of any class among the predictions; without it, they are not compared"
         ),
         "update_strategy.canary.max_disagreement": (
-            "tolerated part of the copied requests with another prediction; without it, they are not compared"
+            "tolerated part of the copied requests with another prediction, or without a `tracker` another response; "
+            "without it, they are not compared"
         ),
         "update_strategy.canary.confidence": "probability that a revision that is not worse is not rolled back",
         "update_strategy.canary.give_up_after": "time after which `on_no_decision` applies",

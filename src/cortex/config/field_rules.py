@@ -34,6 +34,7 @@ from cortex.lifecycle import ApiKind
 _MODELS = "handler.models"
 _FORMS = ("path", "paths", "dir")
 _BATCHING = "handler.server_side_batching"
+_DISAGREEMENT = "update_strategy.canary.max_disagreement"
 
 
 def field_violations(api: Api) -> Iterator[Violation]:
@@ -86,6 +87,11 @@ def _kind_violations(api: Api) -> Iterator[Violation]:
             yield Violation((f"handler.{key}",), message, fix)
 
 
+def _disagreement(api: Api) -> str | None:
+    canary = api.update_strategy.canary
+    return canary.max_disagreement if canary is not None else None
+
+
 def _canary_violations(api: Api) -> Iterator[Violation]:
     canary = api.update_strategy.canary
     if canary is None:
@@ -105,10 +111,9 @@ def _canary_violations(api: Api) -> Iterator[Violation]:
     if canary.shadow and api.is_grpc:
         message = "gRPC calls can't be copied to a shadow"
         yield Violation(("update_strategy.canary.shadow",), message, "remove it: the steps work with gRPC")
-    if canary.max_disagreement is not None and not (canary.shadow and api.tracker):
-        message = "max_disagreement needs shadow, and a tracker of the predictions"
-        fix = 'add "shadow: true" to canary, and a "tracker" to the API, or remove it'
-        yield Violation(("update_strategy.canary.max_disagreement",), message, fix)
+    if canary.max_disagreement is not None and not canary.shadow:
+        message, fix = "max_disagreement needs shadow", 'add "shadow: true" to canary, or remove it'
+        yield Violation((_DISAGREEMENT,), message, fix)
 
 
 def _replica_violations(api: Api) -> Iterator[Violation]:
@@ -344,6 +349,7 @@ def _application_violations(api: Api) -> Iterator[Violation]:
         (_BATCHING, handler.server_side_batching, "remove it: the application receives each request by itself"),
         (_MODELS, handler.models, load),
         ("tracker", api.tracker, "remove it: the responses of an application are not inspected"),
+        (_DISAGREEMENT, _disagreement(api), "remove it: the responses of an application are not inspected"),
         ("readiness", api.readiness, in_startup),
     )
     for field, value, fix in unsupported:
@@ -395,6 +401,7 @@ def _command_violations(api: Api) -> Iterator[Violation]:
         (_BATCHING, handler.server_side_batching, "remove it: the server receives each request by itself"),
         (_MODELS, handler.models, "remove it: the server loads its models itself"),
         ("tracker", api.tracker, "remove it: the responses of a command are not inspected"),
+        (_DISAGREEMENT, _disagreement(api), "remove it: the responses of a command are not inspected"),
         ("handler.app", handler.app, no_python),
     )
     for field, value, fix in unsupported:

@@ -49,7 +49,10 @@ end
 -- Removed where the gateway checked an API key.
 local KEY_HEADERS = { ["authorization"] = true, ["x-api-key"] = true }
 
-local function request_text(txn, body)
+-- Tells replicas which requests the other revision of their API gets, too.
+local COMPARED = "x-cortex-compared"
+
+local function request_text(txn, body, is_canary)
   local lines = { txn.f:method() .. " " .. txn.f:pathq() .. " HTTP/1.1" }
   local has_shown_key = txn:get_var("txn.key") ~= nil
   for name, values in pairs(txn.http:req_get_headers()) do
@@ -65,6 +68,9 @@ local function request_text(txn, body)
   lines[#lines + 1] = "x-cortex-backend: " .. txn:get_var("txn.copy")
   lines[#lines + 1] = "x-cortex-request-id: " .. txn.f:unique_id()
   lines[#lines + 1] = "x-cortex-shadow: 1"
+  if is_canary then
+    lines[#lines + 1] = COMPARED .. ": copy"
+  end
   local prefix = txn:get_var("txn.prefix")
   if prefix then
     lines[#lines + 1] = "x-cortex-endpoint: " .. string.match(prefix, "^[^|]*|(.*)$")
@@ -85,7 +91,11 @@ core.register_action("cortex_copy", { "http-req" }, function(txn, socket_path, t
   if txn.f:req_body_size() > #body then
     return
   end
-  local request = request_text(txn, body)
+  local is_canary = string.sub(txn:get_var("txn.copy"), -7) == ".canary"
+  local request = request_text(txn, body, is_canary)
+  if is_canary then
+    txn.http:req_set_header(COMPARED, "original")
+  end
   local size = #request
   copies = copies + 1
   copies_bytes = copies_bytes + size

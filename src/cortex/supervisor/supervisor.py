@@ -27,8 +27,8 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.replica.channel import Channel
+from cortex.replica.monitoring.metrics import COPIES_FOLDER, MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
-from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, compact_ended, series_key
 from cortex.replica.shared_state import MAX_CONNECTIONS
 from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
 from cortex.replica.worker_process import adopt_orphans
@@ -483,6 +483,7 @@ class SupervisorMetrics:
         if self._folder:
             with contextlib.suppress(OSError, ValueError):  # repeated after the next death
                 compact_ended(Path(self._folder))
+                compact_ended(Path(self._folder) / COPIES_FOLDER)
 
     def _count(self, name: str, **labels: str) -> None:
         if self._file is not None:

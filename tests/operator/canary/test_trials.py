@@ -21,7 +21,9 @@ from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.monitoring.metric_totals import MetricTotals
+from cortex.replica.monitoring.answers import ANSWERS_FOLDER, answer_digest
 from cortex.replica.monitoring.metrics import (
+    COPIES_FOLDER,
     FINE_BOUNDS_S,
     HANDLER,
     Histogram,
@@ -93,6 +95,7 @@ class World:
         self.engine = engine
         self.apis = ApiStore(engine)
         self.values = KeyValueStore(engine)
+        self.totals = MetricTotals(tmp_path / "metrics", MetricStore(engine), Logger("test"), lambda name, folder: None)
         self.trials = Trials(self.apis, self.values)
         self.folder = tmp_path / "metrics"
         self.clock: Callable[[], float] = count(0, 30).__next__
@@ -113,7 +116,6 @@ class World:
 
     def controller(self) -> CanaryController:
         """Return a controller for which half a minute passes from one look to the next."""
-        totals = MetricTotals(self.folder, MetricStore(self.engine), Logger("test"), lambda name, folder: None)
 
         async def roll_back(name: str, number: int | None, revision: str) -> None:
             assert revision == self.record.revision
@@ -125,11 +127,12 @@ class World:
         def wake() -> None:
             self.woken += 1
 
-        return CanaryController(self.apis, self.trials, totals, roll_back, wake, Logger("test"), self.clock)
+        return CanaryController(self.apis, self.trials, self.totals, roll_back, wake, Logger("test"), self.clock)
 
-    def respond(self, revision: str, good: int, bad: int, replica: str = "abcdef") -> None:
+    def respond(self, revision: str, good: int, bad: int, replica: str = "abcdef", is_copy: bool = False) -> None:
         """Let a replica of a revision count responses, each of which took 20 ms."""
-        file = MetricFile(process_file(str(self.folder / f"iris-{revision[:8]}-{replica}"), 0, 1))
+        folder = self.folder / f"iris-{revision[:8]}-{replica}"
+        file = MetricFile(process_file(str(folder / COPIES_FOLDER if is_copy else folder), 0, 1))
         durations = Histogram(file, HANDLER, FINE_BOUNDS_S)
         for _ in range(good + bad):
             durations.observe(0.02)
@@ -168,26 +171,35 @@ def test_a_restart_and_a_revision_that_was_live_are_not_tried(world: World) -> N
     assert world.trials.percents([world.record]) == {}
 
 
-def test_a_shadow_comes_before_the_first_step_and_counts_pairs(world: World) -> None:
+@pytest.mark.parametrize(
+    ("tracker", "folder", "kind"),
+    [
+        ({"model_type": "classification", "key": "label"}, PREDICTIONS_FOLDER, PredictionKind.CLASS),
+        (None, ANSWERS_FOLDER, PredictionKind.ANSWER),
+    ],
+)
+def test_a_shadow_comes_before_the_first_step_and_counts_pairs(
+    world: World, tracker: dict[str, str] | None, folder: str, kind: PredictionKind
+) -> None:
     canary = {**CANARY["canary"], "shadow": True, "max_disagreement": "1%"}
-    tracker = {"model_type": "classification", "key": "label"}
     world.deploy(NEW, api(update_strategy={"canary": canary}, tracker=tracker))
     assert world.trials.percents([world.record]) == {"iris": COPIES_OF_ALL}
     described = world.trials.describe(world.record)
     assert described is not None
     assert (described["shadow"], described["percent"]) == (True, 0)
-    folders = [world.folder / f"iris-{revision[:8]}-abcdef" / PREDICTIONS_FOLDER for revision in (OLD, NEW)]
-    old, new = (PredictionRing(folder, PredictionKind.CLASS) for folder in folders)
+    originals, copies = (world.folder / f"iris-{revision[:8]}-abcdef" for revision in (OLD, NEW))
+    old, new = PredictionRing(originals / folder, kind), PredictionRing(copies / COPIES_FOLDER / folder, kind)
+    one, another = answer_digest(None, b"one"), answer_digest(None, b"another")
 
     async def scenario() -> None:
         controller = world.controller()
         for number in range(6):
             await controller.judge(world.record)
             world.respond(OLD, 100, 0)
-            world.respond(NEW, 100, 0)
+            world.respond(NEW, 100, 0, is_copy=True)
             for request in range(100):
-                old.append(b"%d-%d" % (number, request), 1)
-                new.append(b"%d-%d" % (number, request), 2 if request < 10 else 1)
+                old.append(b"%d-%d" % (number, request), one)
+                new.append(b"%d-%d" % (number, request), another if request < 10 else one)
         await controller.judge(world.record)
 
     asyncio.run(scenario())
@@ -195,6 +207,7 @@ def test_a_shadow_comes_before_the_first_step_and_counts_pairs(world: World) -> 
     described = Trials(world.apis, world.values).describe(world.record)
     assert described is not None
     assert described["reason"].startswith("disagreement: 10.00%, tolerated: 1.00%")
+    assert sum(RevisionNumbers.of(world.totals.of("iris")).durations.values()) == 600  # without the copies
 
 
 def test_after_the_shadow_comes_the_first_step() -> None:

@@ -13,7 +13,9 @@ from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance, is_of_models
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring.metric_totals import MetricTotals
+from cortex.replica.monitoring.answers import ANSWERS_FOLDER
 from cortex.replica.monitoring.metrics import merge_series
+from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
@@ -122,14 +124,16 @@ class CanaryController:
 
     def _read_pairs(self, record: ApiRecord, trial: Trial) -> tuple[int, int]:
         """Return the requests that both revisions answered since the last window, and how many predictions differ."""
-        if not (trial.is_shadow and record.spec.tracker):
+        canary, tracker = record.spec.update_strategy.canary, record.spec.tracker
+        if not (trial.is_shadow and canary is not None and canary.max_disagreement is not None):
             self._pairs.pop(record.name, None)
             return 0, 0
         known = self._pairs.get(record.name)
         if known is None or known[0] != trial.revision:
-            known = trial.revision, PairedPredictions(kind_of(record.spec.tracker.model_type))
+            known = trial.revision, PairedPredictions(kind_of(tracker))
             self._pairs[record.name] = known
-        of = (self._totals.prediction_files(record.name, each) for each in (trial.old_revision, trial.revision))
+        folder = ANSWERS_FOLDER if tracker is None else PREDICTIONS_FOLDER
+        of = (self._totals.ring_files(record.name, each, folder) for each in (trial.old_revision, trial.revision))
         return known[1].read(*of)
 
     def _is_warm(self, api: str, serving: Iterable[str], now: float) -> bool:

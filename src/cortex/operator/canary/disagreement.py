@@ -1,15 +1,18 @@
 """Disagreement of two revisions about the same requests: their predictions, joined by request id.
 
 While a canary gets copies of all requests, the trackers of both revisions store their predictions, each process in a
-ring file. Whatever one side lost is never counted: a request that failed there, or a copy that was not made.
+ring file. Without a tracker, replicas store digests of their answers. Whatever one side lost is never counted: a
+request that failed there, or a copy that was not made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from cortex.replica.monitoring.tracker import PredictionKind, read_predictions
+from cortex.config.schema import TrackerConfig
+from cortex.replica.monitoring.answers import answers_agree
+from cortex.replica.monitoring.tracker import CLASSIFICATION, PredictionKind, read_predictions
 
 #: Predictions of each revision that wait for the other one; the oldest are dropped.
 MAX_WAITING = 100_000
@@ -51,13 +54,16 @@ class PairedPredictions:
 
 
 def disagree(old: float, new: float, kind: PredictionKind) -> bool:
-    """Return whether two predictions differ: classes at all, numbers by more than `NUMBER_TOLERANCE`."""
+    """Return whether two predictions differ: classes and answers at all, numbers by more than `NUMBER_TOLERANCE`."""
     if kind is PredictionKind.CLASS:
         return old != new
+    if kind is PredictionKind.ANSWER:
+        return not answers_agree(int(old), int(new))
     return abs(old - new) > NUMBER_TOLERANCE * max(abs(old), abs(new))
 
 
-def kind_of(model_type: str) -> PredictionKind:
-    """Return what a tracker with this `model_type` stores."""
-    kinds: Mapping[str, PredictionKind] = {"classification": PredictionKind.CLASS, "regression": PredictionKind.NUMBER}
-    return kinds[model_type]
+def kind_of(tracker: TrackerConfig | None) -> PredictionKind:
+    """Return what replicas with this tracker store."""
+    if tracker is None:
+        return PredictionKind.ANSWER
+    return PredictionKind.CLASS if tracker.model_type == CLASSIFICATION else PredictionKind.NUMBER

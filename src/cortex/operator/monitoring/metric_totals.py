@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cortex.replica.monitoring.metrics import SeriesKind, merge_series, parse_key, read_folder
-from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER
+from cortex.replica.monitoring.metrics import COPIES_FOLDER, SeriesKind, merge_series, parse_key, read_folder
 from cortex.replica.spec import ReplicaSpec
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -64,20 +63,21 @@ class MetricTotals:
             return merge_series([self._store.totals(api), *(read_folder(self._folder / name) for name in names)])
 
     def of_revision(self, api: str, revision: str) -> dict[str, dict[str, float]]:
-        """Return the numbers of the running replicas of one revision, by the id of the replica."""
+        """Return the numbers of the running replicas of one revision, by the id of the replica. Copies count."""
         return {
-            name: read_folder(self._folder / name)
+            name: merge_series([read_folder(self._folder / name), read_folder(self._folder / name / COPIES_FOLDER)])
             for name in self._names()
             if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
         }
 
-    def prediction_files(self, api: str, revision: str) -> list[Path]:
-        """Return the files with the last predictions of the running replicas of one revision."""
+    def ring_files(self, api: str, revision: str, folder: str) -> list[Path]:
+        """Return the rings of the running replicas of one revision in a folder of metrics; with those of copies."""
         return [
             path
             for name in self._names()
             if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
-            for path in sorted((self._folder / name / PREDICTIONS_FOLDER).glob("*"))
+            for requests in (self._folder / name, self._folder / name / COPIES_FOLDER)
+            for path in sorted((requests / folder).glob("*"))
         ]
 
     def folders(self, api: str) -> list[Path]:

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from cortex.replica.shared_state import ConnectionState, SharedConnectionState
 from cortex.replica.spec import RequestLimits
 
 if TYPE_CHECKING:
+    from cortex.replica.monitoring.answers import AnswerDigests
     from cortex.replica.monitoring.exchange_writer import ExchangeWriter, StreamedAnswer
     from cortex.replica.monitoring.spans import RequestSpan
 
@@ -57,6 +59,8 @@ MAX_RESPONSE_HEADERS = 1000
 BODILESS = frozenset({204, 304})
 #: Header line of a response after which the connection closes.
 CLOSING = b"connection: close\r\n"
+#: Mark of a request that is a copy.
+_COPY = b"copy"
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
@@ -86,6 +90,8 @@ class ConnectionPool:
         self.handle = handle
         self.max_body_bytes = max_body_bytes
         self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
+        self.answers_folder: Path | None = None  #: of digests of answers; None: they are not compared
+        self._answers: AnswerDigests | None = None
         self.cancels_calls = True  #: a call is cancelled if its client disconnects
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.served = 0  #: responses written completely
@@ -154,6 +160,15 @@ class ConnectionPool:
         elif self.is_paused:
             connection.pause()
 
+    def store_answer(self, connection: Connection, media_type: bytes | None, body: bytes) -> None:
+        """Store the digest of the answer to a request that another revision gets, too."""
+        if self._answers is None and self.answers_folder is not None:
+            from cortex.replica.monitoring.answers import AnswerDigests  # noqa: PLC0415 - workers start faster
+
+            self._answers = AnswerDigests(self.answers_folder)
+        if self._answers is not None:
+            self._answers.add(connection.request_id, media_type, body, connection.is_copy)
+
     def remove(self, connection: Connection) -> None:
         """Forget a connection that was closed or released."""
         self._connections.pop(connection, None)
@@ -211,6 +226,7 @@ class Connection:
         "_whole",
         "arrived_ns",
         "batched_ns",
+        "compared",
         "content_type",
         "endpoint",
         "headers",
@@ -227,6 +243,7 @@ class Connection:
     )
 
     url: bytes  #: target of the request: its path and query
+    compared: bytes | None  #: `original` or `copy`, if two revisions get the request
 
     def __init__(
         self,
@@ -277,6 +294,11 @@ class Connection:
     def body(self) -> bytes:
         """Return the complete body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def is_copy(self) -> bool:
+        """Return whether the gateway sent this request for a comparison; its response is discarded."""
+        return self.compared == _COPY
 
     @property
     def is_recordable(self) -> bool:
@@ -558,6 +580,7 @@ class Connection:
         if b"traceparent" in headers:
             self.log_id = log_id(self.request_id, headers[b"traceparent"])
         self.requests_info = b"x-cortex-info" in headers
+        self.compared = headers.get(b"x-cortex-compared")
         self.endpoint = headers.get(b"x-cortex-endpoint")  # set by the gateway for paths below the endpoint
         if b"expect" in headers:
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -592,6 +615,7 @@ class Connection:
         self.content_type = None
         self.request_id = self.log_id = b""
         self.requests_info = False
+        self.compared = None
         self.endpoint = None
         self.headers: list[Header] = []
         self._body: list[bytes] = []
@@ -611,6 +635,8 @@ class Connection:
         """Write a complete response; the connection is then ready for the next request."""
         if not self.open:
             return
+        if self.compared is not None and status == HTTPStatus.OK:
+            self._pool.store_answer(self, media_type, body)
         if status in BODILESS:
             body = b""
         start = b"%b%bcontent-length: %d\r\n\r\n" % (
@@ -688,7 +714,8 @@ class Connection:
         """
         if self.span is not None:
             self.span.respond(status, self._durations_ns())
-        timing = self._recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
+        recorder = self._recorder if self.compared != _COPY else self._recorder.of_copies
+        timing = recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
         return timing + CLOSING if self._close_after else timing
 
     def _durations_ns(self) -> dict[str, int]:

@@ -50,6 +50,8 @@ SIZE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0
 
 #: File name of the supervisor's own metrics.
 SUPERVISOR = "supervisor"
+#: Subfolder with the same files about requests that are copies, which count neither as the API's nor for feedback.
+COPIES_FOLDER = "copies"
 _ENDED, _LOCK = "ended.json", "ended.lock"
 _PROCESS_FILE = re.compile(r"\d+-(\d+)")
 #: Files of processes that ended are compacted once there are more than this.
@@ -85,6 +87,15 @@ class MetricFile:
         self._used = max(self._words[0], _WORD)
         self._reserve(self._used)
         self._indexes = {key: offset // _WORD for key, offset, _ in _entries(bytes(self._bytes[: self._used]))}
+        self._of_copies: MetricFile | None = None
+
+    @property
+    def of_copies(self) -> MetricFile:
+        """Return the file of this process about copies. Raises: OSError if it cannot be created."""
+        with self._lock:
+            if self._of_copies is None:
+                self._of_copies = MetricFile(self._path.parent / COPIES_FOLDER / self._path.name)
+            return self._of_copies
 
     @property
     def left_bytes(self) -> int:
@@ -343,6 +354,7 @@ class RequestRecorder:
         self._file = file
         self._codes: dict[int, int | None] = {}
         self._texts = _DurationTexts()
+        self._of_copies: RequestRecorder | None = None
         histograms = []
         if file is not None:
             bounds = {"queue": DURATION_BOUNDS_S, "handler": FINE_BOUNDS_S, "duration": DURATION_BOUNDS_S}
@@ -354,6 +366,16 @@ class RequestRecorder:
             (self._queue, self._queue_sum), (self._handler, self._handler_sum), (self._duration, self._duration_sum) = (
                 (histogram.indexes[:-1], histogram.indexes[-1]) for histogram in histograms
             )
+
+    @property
+    def of_copies(self) -> RequestRecorder:
+        """Return the recorder of copies; without a file if it cannot be created."""
+        if self._of_copies is None:
+            file = None
+            with contextlib.suppress(OSError):
+                file = self._file and self._file.of_copies
+            self._of_copies = RequestRecorder(file)
+        return self._of_copies
 
     def finish(self, status: int, arrived_ns: int, batched_ns: int, started_ns: int, returned_ns: int) -> bytes:
         """Count a response that is about to be written, and return its `Server-Timing` header line.

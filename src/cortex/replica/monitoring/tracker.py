@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import with_article
-from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, escape_surrogates, series_key
+from cortex.replica.monitoring.metrics import COPIES_FOLDER, MetricFile, SeriesKind, escape_surrogates, series_key
 from cortex.replica.monitoring.request_log import write_log
 from cortex.replica.spec import ReplicaSpec
 
@@ -79,7 +79,7 @@ _MAGIC = 0x78657472_6F633031
 _HEADER = struct.Struct("=QQQ")  # magic, kind, number of records ever written
 _HEADER_BYTES = 64
 _COUNT_WORD = 2
-_CLASS = struct.Struct(f"={ID_BYTES}sQ")
+_HASH = struct.Struct(f"={ID_BYTES}sQ")
 _NUMBER = struct.Struct(f"={ID_BYTES}sd")
 _RECORD_BYTES = _NUMBER.size
 _FILE_BYTES = _HEADER_BYTES + RING_SIZE * _RECORD_BYTES
@@ -108,10 +108,15 @@ class PredictionTracker:
         self._unlogged = 0
         self._has_logged_other = False
         self._ring = _open_ring(spec)
+        self._spec = spec
+        self._of_copies: PredictionTracker | None = None
 
-    def track(self, result: Any, request_id: bytes) -> None:
-        """Count the prediction in a successful result. Never raises."""
+    def track(self, result: Any, request_id: bytes, is_copy: bool = False) -> None:
+        """Count the prediction in a successful result, apart from the others if its request is a copy. Never raises."""
         try:
+            if is_copy:
+                self._tracker_of_copies().track(result, request_id)
+                return
             value = result if self._key is None else self._value_in(result)
             if self._counts_classes:
                 self._count_class(_as_class(value), request_id)
@@ -120,6 +125,14 @@ class PredictionTracker:
         except BaseException as error:  # methods of the result are user code, which may call sys.exit()
             with contextlib.suppress(BaseException):
                 self._warn(_reason(error), request_id)
+
+    def _tracker_of_copies(self) -> PredictionTracker:
+        with self._lock:
+            if self._of_copies is None:
+                folder = str(Path(self._spec.metrics_dir) / COPIES_FOLDER)
+                spec = dataclasses.replace(self._spec, metrics_dir=folder)
+                self._of_copies = PredictionTracker(spec, self._file.of_copies, self._now)
+            return self._of_copies
 
     def _value_in(self, result: Any) -> Any:
         if dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_serializer__"):
@@ -279,13 +292,14 @@ class PredictionKind(IntEnum):
 
     CLASS = 1  #: `class_hash` of a class's name
     NUMBER = 2
+    ANSWER = 3  #: `answers.answer_digest` of an answer
 
 
 class PredictionRing:
     """The last predictions of a process by request id, in a memory-mapped file; one thread at a time may append.
 
     The file is a header and a ring of records of one size: the request id, padded with zeros, and a value (a double, or
-    the hash of a class). It outlives its process, and the next process continues it.
+    a hash). It outlives its process, and the next process continues it.
     """
 
     def __init__(self, folder: Path, kind: PredictionKind) -> None:
@@ -298,7 +312,7 @@ class PredictionRing:
         )  # without reserved space, a store on a full disk kills the process
         self._memory = mmap.mmap(self._descriptor, _FILE_BYTES)
         self._words = memoryview(self._memory).cast("Q")
-        self._pack = (_CLASS if kind is PredictionKind.CLASS else _NUMBER).pack_into
+        self._pack = _record(kind).pack_into
         magic, known_kind, count = _HEADER.unpack_from(self._memory)
         self._count = count if (magic, known_kind) == (_MAGIC, kind) else 0
         _HEADER.pack_into(self._memory, 0, _MAGIC, kind, self._count)
@@ -308,6 +322,10 @@ class PredictionRing:
         self._pack(self._memory, _HEADER_BYTES + self._count % RING_SIZE * _RECORD_BYTES, request_id, value)
         self._count += 1
         self._words[_COUNT_WORD] = self._count
+
+
+def _record(kind: PredictionKind) -> struct.Struct:
+    return _NUMBER if kind is PredictionKind.NUMBER else _HASH
 
 
 def class_hash(name: str) -> int:
@@ -321,7 +339,7 @@ def find_predictions(path: Path, kind: PredictionKind, ids: Collection[str]) -> 
         data = path.read_bytes()
         magic, known_kind, count = _HEADER.unpack_from(data)
         if (magic, known_kind) == (_MAGIC, kind):
-            record = _CLASS if kind is PredictionKind.CLASS else _NUMBER
+            record = _record(kind)
             wanted = {padded: request_id for request_id in ids if (padded := _padded(request_id))}
             used = data[_HEADER_BYTES : _HEADER_BYTES + min(count, RING_SIZE) * _RECORD_BYTES]
             return _search(used, record, wanted) if len(wanted) <= _MAX_SEARCHES else _scan(used, record, wanted)
@@ -336,7 +354,7 @@ def read_predictions(path: Path, kind: PredictionKind, after: int) -> tuple[int,
     with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
         magic, known_kind, count = _HEADER.unpack(file.read(_HEADER.size))
         if (magic, known_kind) == (_MAGIC, kind):
-            record = _CLASS if kind is PredictionKind.CLASS else _NUMBER
+            record = _record(kind)
             found: dict[bytes, float | int] = {}
             at = max(after if after <= count else 0, count - RING_SIZE // 2)
             while at < count:

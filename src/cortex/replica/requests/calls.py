@@ -153,7 +153,7 @@ class Caller:
             background = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)
         if self._tracker is not None and connection.endpoint is None:  # V2 routes track for themselves
-            self._tracker.track(result, connection.request_id)
+            self._tracker.track(result, connection.request_id, connection.is_copy)
         if encoded.background is not None:
             background = (
                 encoded.background if background is None else partial(_run_both, background, encoded.background)

@@ -180,7 +180,7 @@ class InferenceRoutes:
         if self._tracker is not None:
             for row in rows(outputs):
                 only = next(iter(row.values())) if len(row) == 1 and not self._tracks_key else row
-                self._tracker.track(only, call.connection.request_id)
+                self._tracker.track(only, call.connection.request_id, call.connection.is_copy)
         if json_length is None:
             return Encoded(200, JSON, body)
         # Pages of other origins can read only the headers that a response names.

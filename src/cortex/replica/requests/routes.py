@@ -164,8 +164,8 @@ class RoutedConnection(Connection):
         super()._finish_response()
 
     def _record(self) -> None:
-        """Count a request that was passed to the application, once."""
-        if self.arrived_ns:
+        """Count a request that was passed to the application, once. Copies do not count."""
+        if self.arrived_ns and not self.is_copy:
             route = self.route or ("/" if self.endpoint is None else OTHER)
             seconds = (time.monotonic_ns() - self.arrived_ns) / _NS_PER_S
             self._recorder_of_routes.record(self.method, route, self._status or CLIENT_CLOSED_REQUEST, seconds)

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortex.predictor.binding import BoundMethod
@@ -76,6 +77,8 @@ class MethodServer:
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, connection_class
         )
         self.configure(spec.limits)
+        if tracker is None and spec.metrics_dir:
+            self.connections.answers_folder = Path(spec.metrics_dir)
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor, tracker)
