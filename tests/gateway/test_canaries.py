@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from dataclasses import replace
@@ -138,6 +139,26 @@ async def test_a_canary_that_gets_copies_responds_to_no_client(home: Home) -> No
         assert await servers_of(w, 20) == {"old": 20}
         assert len(w.upstreams["new"].seen) == 7
         assert "x-cortex-compared" not in w.upstreams["old"].seen[-1]["headers"]
+
+
+async def test_copies_are_no_load_of_the_api(home: Home) -> None:
+    """Its replicas would be doubled otherwise."""
+    async with world(home) as w:
+        api = await canary_of(w, 0)
+        assert api.canary is not None
+        await w.gateway.startup(RoutingTable((replace(api, canary=replace(api.canary, gets_copies=True)),)))
+        asked = [asyncio.create_task(ask(w.port, "/a?wait=1", "POST", b"{}")) for _ in range(3)]
+
+        async def are_inside() -> bool:
+            return all(len(w.upstreams[name].waiting) == 3 for name in ("old", "new"))
+
+        await eventually(are_inside, 30)
+        stats = (await w.gateway.stats())["a"]
+        assert (stats.in_flight, stats.queued, stats.requests) == (3, 0, 3)
+        assert list((await w.gateway.in_flight()).values()).count(3) == 2
+        for name in ("old", "new"):
+            w.upstreams[name].release(3)
+        assert [(await each).status for each in asked] == [200] * 3
 
 
 async def test_only_requests_with_a_key_of_the_api_are_copied(home: Home) -> None:

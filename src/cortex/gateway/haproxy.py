@@ -20,7 +20,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
 from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, render
-from cortex.gateway.maps import BACKEND_PREFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
+from cortex.gateway.maps import BACKEND_PREFIX, CANARY_SUFFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
     BackendState,
@@ -195,13 +195,14 @@ class HaproxyGateway:
         return in_flight_by_server(state for backends in seen.values() for state in backends.values())
 
     async def stats(self) -> dict[str, BackendStats]:
-        """Return the statistics of each API of any worker, by name."""
+        """Return the statistics of each API of any worker, by name. Copies count in the totals of responses only."""
         seen, totals = await self._totals.count()
+        shadows = {backend.api for backend in self._table.backends if backend.canary and backend.canary.gets_copies}
         by_api: dict[str, list[BackendState]] = {}
         for backends in seen.values():
             for name, state in backends.items():
                 api = api_of(name)
-                if api is not None:
+                if api is not None and not (api in shadows and name.endswith(CANARY_SUFFIX)):
                     by_api.setdefault(api, []).append(state)
         return {api: backend_stats(states, totals.get(api, {})) for api, states in by_api.items()}
 
