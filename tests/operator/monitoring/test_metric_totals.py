@@ -149,6 +149,18 @@ def test_recognizes_revisions_after_the_clock_was_set_back(database: Engine, tmp
     assert totals_of(database, tmp_path / "m").of("iris") == {REQUESTS: 1}
 
 
+def test_rings_are_those_of_one_revision_and_no_file_that_is_being_written(database: Engine, tmp_path: Path) -> None:
+    for name in ("iris-aaaaaaaa-000001/predictions/0", "iris-aaaaaaaa-000001/copies/predictions/0"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "iris-aaaaaaaa-000001/predictions/.0.part").touch()  # the mirror of a cluster writes it
+    (tmp_path / "iris-bbbbbbbb-000001/predictions").mkdir(parents=True)
+    (tmp_path / "iris-bbbbbbbb-000001/predictions/0").touch()
+    found = totals_of(database, tmp_path).ring_files("iris", "aaaaaaaa-and-more", "predictions")
+    names = ["iris-aaaaaaaa-000001/predictions/0", "iris-aaaaaaaa-000001/copies/predictions/0"]
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == names
+
+
 def test_limits_the_number_of_series(database: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_totals, "MAX_SERIES", 2)
     folder = tmp_path / "m"

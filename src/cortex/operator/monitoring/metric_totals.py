@@ -77,7 +77,7 @@ class MetricTotals:
             for name in self._names()
             if (parsed := _parse_id(name))[0] == api and revision.startswith(parsed[1])
             for requests in (self._folder / name, self._folder / name / COPIES_FOLDER)
-            for path in sorted((requests / folder).glob("*"))
+            for path in sorted((requests / folder).glob("[!.]*"))  # not what the metrics mirror is writing
         ]
 
     def folders(self, api: str) -> list[Path]:
