@@ -68,9 +68,9 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """In the fast loop, import no module that starts processes."""
-    if _is_fast(config) and collection_path.suffix == ".py" and _starts_processes(collection_path):
-        return True
+    """In the fast loop, import no module that starts processes or needs Ray."""
+    if _is_fast(config) and collection_path.suffix == ".py":
+        return _is_on_ray(collection_path) or _starts_processes(collection_path) or None
     return None
 
 
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Modules that take long come first: the processes of `make test` get whole modules, and short ones fill the end.
     """
     for item in items:
-        if item.path.parent.name == "cluster" and _ON_RAY.search(item.path.stem):
+        if _is_on_ray(item.path):
             item.add_marker(pytest.mark.ray)
         if _starts_processes(item.path) or _uses_servers(item):
             item.add_marker(pytest.mark.processes)
@@ -119,6 +119,10 @@ def _process_of(module: Path) -> str:
     return next((name for name in _SLOW_TO_START if name in text), str(module))
 
 
+def _is_on_ray(module: Path) -> bool:
+    return module.parent.name == "cluster" and _ON_RAY.search(module.stem) is not None
+
+
 @functools.cache
 def _starts_processes(module: Path) -> bool:
     return _STARTS_PROCESSES.search(module.read_text()) is not None
@@ -138,7 +142,6 @@ def _refuse_processes(event: str, _: tuple[object, ...]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep collected tests out of every later garbage collection; some tests collect hundreds of times."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -131,7 +131,7 @@ _STORE_OVER_HTTP = re.compile(
 
 @accepts(type="string", pattern=r"^((s3|gs)://.*[^/]|(?!~)(?!.*://)(?!(.*/)?\.\.(/|$)).*\S)")
 def _model_location(value: object) -> str:
-    """Validate the location of a model; `project_rules.py` checks that it exists."""
+    """Validate the location of a model; `rules/project_rules.py` checks that it exists."""
     location = text(value)
     if location.startswith(STORES):
         if not location.split("://", 1)[1].strip("/"):

@@ -1,7 +1,7 @@
 """Validate a configuration file: return its APIs, or every mistake with position and fix, sorted.
 
 The steps, in order: parse YAML (`document.py`), convert older forms (`conversion.py`), validate each API's fields
-(`schema.py`), then the rules (`field_rules.py`, `project_rules.py`, `cross_api_rules.py`).
+(`schema.py`), then the rules (`rules/`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pydantic_core import ErrorDetails
 
 from cortex.config.api_spec import complete
 from cortex.config.conversion import Draft, convert
-from cortex.config.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
 from cortex.config.document import Document, parse
-from cortex.config.field_rules import field_violations
 from cortex.config.generations import TASK
-from cortex.config.project_rules import project_violations
-from cortex.config.protobuf_rules import read_service, with_endpoint
+from cortex.config.rules.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
+from cortex.config.rules.field_rules import field_violations
+from cortex.config.rules.project_rules import project_violations
+from cortex.config.rules.protobuf_rules import read_service, with_endpoint
+from cortex.config.rules.violations import CheckedApi, Violation
 from cortex.config.schema import Api
 from cortex.config.values import NULL
-from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic
 from cortex.projects.project import ProjectFiles
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from cortex.config.masking import is_secret, mask_secrets
+from cortex.config.rules.violations import Violation
 from cortex.config.validate import CheckedFile
-from cortex.config.violations import Violation
 from cortex.errors import Diagnostic
 from cortex.projects.project import ProjectFiles
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from cortex.config.rules.violations import Violation
 from cortex.config.schema import Api
 from cortex.config.values import quote
-from cortex.config.violations import Violation
 from cortex.projects.project import ProjectFiles
 
 _FIELD = "handler.command"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortex.config.protobuf_rules import read_service
+from cortex.config.rules.protobuf_rules import read_service
+from cortex.config.rules.violations import Violation
 from cortex.config.schema import ANY_MODEL, Api, Handler
 from cortex.config.validate import CheckedFile, check_file
-from cortex.config.violations import Violation
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.applications import imports_gradio

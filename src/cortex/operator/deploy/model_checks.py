@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from cortex.config.rules.violations import Violation
 from cortex.config.schema import ANY_MODEL, PYTHON, Api
-from cortex.config.violations import Violation
 from cortex.errors import ModelFormatError, StorageError
 from cortex.models.agent.layout import CheckedListing, check_listing, describe_invalid, source_entries
 from cortex.models.agent.listing import Listing, Prefix, download_small_files, list_models, sample_names

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from cortex.config.project_rules import MIN_BASELINE
+from cortex.config.rules.project_rules import MIN_BASELINE
 from cortex.errors import InputError
 from cortex.replica.monitoring.metrics import escape_surrogates
 from cortex.replica.monitoring.tracker import bucket_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cortex.config.rules.violations import CheckedApi, Violation
 from cortex.config.schema import Api
 from cortex.config.values import quote
-from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import ConfigError, Diagnostic, InputError
 from cortex.projects.project import ProjectFiles
 from cortex.projects.protobuf_file import ProtobufFile, read_protobuf_file

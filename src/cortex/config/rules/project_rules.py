@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cortex.config.rules.violations import Violation
 from cortex.config.schema import STORES, Api
 from cortex.config.values import nearest, quote
-from cortex.config.violations import Violation
 from cortex.lifecycle import ApiKind
 from cortex.projects.project import ProjectFiles
 

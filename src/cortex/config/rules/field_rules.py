@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from cortex.config.rules.violations import Violation
 from cortex.config.schema import (
     ANY_MODEL,
     APPLICATION_TYPES,
@@ -28,7 +29,6 @@ from cortex.config.schema import (
     ModelsConfig,
 )
 from cortex.config.values import fraction, quote
-from cortex.config.violations import Violation
 from cortex.lifecycle import ApiKind
 
 _MODELS = "handler.models"

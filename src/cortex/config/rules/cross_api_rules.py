@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cortex.config.conversion import Draft
 from cortex.config.document import Node
+from cortex.config.rules.violations import CheckedApi, Violation
 from cortex.config.schema import Api, Traffic
 from cortex.config.values import nearest, quote
-from cortex.config.violations import CheckedApi, Violation
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
 
