@@ -44,9 +44,14 @@ def test_names_each_field_whose_value_differs(before: Api, after: Api, lines: li
 
 def test_a_default_that_an_older_version_did_not_have_is_no_change() -> None:
     written = {"name": "iris", "handler": {"type": "python", "path": "handler.py"}}
-    stored = {**written, "handler": {**written["handler"], "preload": False}}  # type: ignore[dict-item]
-    before = api().model_copy(update={"as_written": written})
-    assert list(spec_changes(before, api().model_copy(update={"as_written": stored}))) == []
+    older, same, other = (
+        api(handler).model_copy(update={"as_written": {**written, "handler": {"path": "handler.py", **handler}}})
+        for handler in ({}, {"preload": False}, {"preload": True})
+    )
+    assert list(spec_changes(older, same)) == []
+    assert list(spec_changes(same, older)) == [], "a rollback to it"
+    assert list(spec_changes(older, other)) == ["handler.preload: false → true"]
+    assert list(spec_changes(other, older)) == ["handler.preload: true → false"]
 
 
 def test_never_shows_values_of_environment_variables() -> None:

@@ -42,13 +42,14 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
 def spec_changes(before: Api, after: Api) -> Iterator[str]:
     """Yield a line for each key of the user's file whose value differs, such as `compute.cpu: 0.2 → 0.5`."""
     # An older version of cortex stored neither what the user wrote nor the defaults of fields that it did not have.
-    complete = before.model_copy(update={"as_written": None})
+    complete = tuple(api.model_copy(update={"as_written": None}) for api in (before, after))
     if before.as_written is None or after.as_written is None:
-        before, after = complete, after.model_copy(update={"as_written": None})
-    defaults, old, new = (dict(_fields("", api_spec(api))) for api in (complete, before, after))
-    old |= {field: value for field, value in defaults.items() if field in new and field not in old}
+        before, after = complete
+    old, new = (dict(_fields("", api_spec(api))) for api in (before, after))
+    old_defaults, new_defaults = (dict(_fields("", api_spec(api))) for api in complete)
     for field in dict.fromkeys([*old, *new]):
-        was, now = old.get(field, _MISSING), new.get(field, _MISSING)
+        was = old.get(field, old_defaults.get(field, _MISSING))
+        now = new.get(field, new_defaults.get(field, _MISSING))
         if was == now:
             continue
         if now is _MISSING:
