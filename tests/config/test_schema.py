@@ -64,6 +64,7 @@ def test_defaults_match_the_documentation() -> None:
             "tensorflow_serving": None,
             "processes_per_replica": 1,
             "threads_per_process": 1,
+            "pin_processes": False,
             "preload": False,
             "log_level": "info",
             "dependencies": {

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cortex.processes.limits import thread_share, usable_memory_bytes, usable_processors
+from cortex.processes.limits import (
+    NoProcessorsError,
+    processors_of,
+    thread_share,
+    usable_memory_bytes,
+    usable_processors,
+)
 
 GIB = 2**30
 OWN = float(len(os.sched_getaffinity(0)))
@@ -75,3 +81,36 @@ def test_a_system_without_control_groups_is_the_limit_itself(tmp_path, groups):
 def test_each_process_has_at_least_one_thread():
     assert thread_share(1) == max(1, int(usable_processors()))
     assert thread_share(10_000) == thread_share(0) // thread_share(0) == 1
+
+
+def topology_of(folder: Path, cores: list[tuple[int, int]]) -> Path:
+    """Create the folders of processors, each on a socket and a core."""
+    for number, (socket, core) in enumerate(cores):
+        (folder / f"cpu{number}" / "topology").mkdir(parents=True)
+        (folder / f"cpu{number}" / "topology" / "physical_package_id").write_text(f"{socket}\n")
+        (folder / f"cpu{number}" / "topology" / "core_id").write_text(f"{core}\n")
+    return folder
+
+
+def test_processes_have_whole_cores_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    # As Linux numbers them: first each core of both sockets, then its second processor.
+    topology = topology_of(tmp_path, [(0, 0), (0, 1), (1, 0), (1, 1)] * 2)
+    without_quota = {"groups": tmp_path, "membership": tmp_path / "missing"}
+    assert [processors_of(index, 2, topology, **without_quota) for index in (0, 1)] == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+    assert [processors_of(index, 3, topology, **without_quota) for index in range(3)] == [{0, 4}, {1, 5}, {2, 6}]
+    assert processors_of(1, 2, tmp_path / "unknown", **without_quota) == {4, 5, 6, 7}
+
+
+def test_more_processes_than_processors_cannot_have_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3})
+    with pytest.raises(NoProcessorsError, match="3 processes cannot have processors of their own: 2 can be used here"):
+        processors_of(0, 3, groups=tmp_path, membership=tmp_path / "missing")
+
+
+def test_a_quota_assigns_no_processors(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    (tmp_path / "membership").write_text("0::/\n")
+    with pytest.raises(NoProcessorsError, match=r"the CPU time of 2\.5 processors"):
+        processors_of(0, 2, groups=tmp_path, membership=tmp_path / "membership")

@@ -60,6 +60,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             " `OMP_NUM_THREADS` is set accordingly, unless `env` sets it"
         ),
         "handler.threads_per_process": "simultaneous calls per process; `async def` methods need only one",
+        "handler.pin_processes": (
+            "each process of a replica runs only on processors of its own, as many for each process. Processes of"
+            " other replicas may run on them too"
+        ),
         "handler.preload": (
             "the class is constructed once per replica, and its processes are forked from that one: they share the"
             " memory of the model"

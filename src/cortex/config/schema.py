@@ -372,6 +372,7 @@ class Handler(ConfigModel):
             "command",
             "config",
             "env",
+            "pin_processes",
             "preload",
             "protobuf_path",
             "server_side_batching",
@@ -399,6 +400,7 @@ class Handler(ConfigModel):
     tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
+    pin_processes: Annotated[bool, BeforeValidator(true_or_false)] = False  #: each has processors of its own
     preload: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the processes are forked after construction
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
     dependencies: Dependencies = Dependencies()

@@ -13,6 +13,11 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_PROCESSORS = Path("/sys/devices/system/cpu")
+
+
+class NoProcessorsError(Exception):
+    """Processes cannot have processors of their own."""
 
 
 def usable_processors(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
@@ -36,6 +41,38 @@ def usable_memory_bytes(total_bytes: int, groups: Path = _GROUPS, membership: Pa
 def thread_share(processes: int) -> int:
     """Return the number of threads for the computations of each of `processes` processes, at least 1."""
     return max(1, int(usable_processors()) // max(processes, 1))
+
+
+def processors_of(
+    index: int, processes: int, topology: Path = _PROCESSORS, groups: Path = _GROUPS, membership: Path = _MEMBERSHIP
+) -> set[int]:
+    """Return the processors of process `index`: as many for each process, and none for two of them.
+
+    Processors that share a core or a socket stay together. What is left over remains for other processes.
+    Raises: NoProcessorsError.
+    """
+    usable = os.sched_getaffinity(0)
+    share = len(usable) // processes
+    if not share:
+        raise NoProcessorsError(
+            f"{processes} processes cannot have processors of their own: {len(usable)} can be used here; lower"
+            " processes_per_replica, or remove the key"
+        )
+    if (quota := usable_processors(groups, membership)) < len(usable):
+        raise NoProcessorsError(
+            f"a quota limits this container to the CPU time of {quota:g} processors, but not to certain ones; start it"
+            " with a set of processors, or remove the key"
+        )
+    return set(sorted(usable, key=lambda number: _position(topology, number))[index * share : (index + 1) * share])
+
+
+def _position(topology: Path, number: int) -> tuple[int, int, int]:
+    """Return the socket, the core and the number of a processor."""
+    folder = topology / f"cpu{number}" / "topology"
+    try:
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text()), number
+    except (OSError, ValueError):  # unknown
+        return 0, 0, number
 
 
 def _quota(folder: Path) -> float:

@@ -116,6 +116,7 @@ class ReplicaSpec:
     record_max_bytes: int = 0  #: of the recording
     record_redact: tuple[str, ...] = ()  #: as in `config.schema.RecordConfig`
     record_to: str = field(default="", metadata=HOME_PATH)  #: folder or URL
+    pin_processes: bool = False  #: each process runs only on processors of its own
     working_copies: str = ""  #: strategy of `replica.working_copy`; "": the supervisor chooses it
 
     @property

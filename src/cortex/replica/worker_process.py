@@ -20,7 +20,7 @@ from typing import Any
 from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
 from cortex.payloads.signature import ApiSignature
-from cortex.processes.limits import thread_share
+from cortex.processes.limits import NoProcessorsError, processors_of, thread_share
 from cortex.replica.channel import Channel, replace_surrogates
 from cortex.replica.devices import process_environ
 from cortex.replica.monitoring.metrics import MetricFile, process_file
@@ -75,9 +75,21 @@ def set_environment(spec: ReplicaSpec, index: int | None) -> None:
     os.environ["CORTEX_LOG_LEVEL"] = spec.log_level
     if len(spec.sockets) > 1:  # each process would compute with as many threads as there are processors
         os.environ.setdefault("OMP_NUM_THREADS", str(thread_share(len(spec.sockets))))
+        if index is not None and spec.pin_processes:
+            _pin(index, len(spec.sockets))
     if index is not None:
         os.environ["CORTEX_PROCESS_INDEX"] = str(index)
         os.environ |= process_environ(spec, index)
+
+
+def _pin(index: int, processes: int) -> None:
+    """Restrict this process, and what it starts from now on, to processors of its own. Raises: UserError."""
+    try:
+        os.sched_setaffinity(0, processors_of(index, processes))
+    except NoProcessorsError as error:
+        raise UserError(f"handler.pin_processes: {error}") from None
+    except (AttributeError, OSError) as error:
+        raise UserError(f"handler.pin_processes: this system cannot pin processes: {error}; remove the key") from None
 
 
 def set_python_path(spec: ReplicaSpec) -> None:

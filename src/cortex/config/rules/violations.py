@@ -41,6 +41,7 @@ _FIELDS_UNRELATED_TO_CODE = frozenset(
         "handler.tensorflow_serving",
         "handler.processes_per_replica",
         "handler.threads_per_process",
+        "handler.pin_processes",
         "handler.preload",
         "handler.server_side_batching",
         "handler.log_level",

@@ -357,7 +357,7 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
     handler = api.handler.model_dump(mode="json")
     if handler["server_side_batching"] is None:  # hash as versions without this field do: an upgrade restarts nothing
         del handler["server_side_batching"]
-    for extension in ("app", "protobuf_path", "preload"):
+    for extension in ("app", "protobuf_path", "pin_processes", "preload"):
         if not handler[extension]:
             del handler[extension]
     if not handler["dependencies"]["model_packages"]:

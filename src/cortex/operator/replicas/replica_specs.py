@@ -42,6 +42,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         model_path=prepared.model_path,
         env=dict(prepared.env),
         threads=handler.threads_per_process,
+        pin_processes=handler.pin_processes,
         preload=handler.preload,
         max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
         timeout_s=api.networking.timeout_s,

@@ -125,7 +125,7 @@ def _python(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
 def _onnx(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
 
-    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(thread_share(len(spec.sockets)), count))
+    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(_share(spec), count))
     registry = registry_of(loader)
     client = onnx.OnnxClient(registry, loader)
     return Clients(registry, client, client.describe)
@@ -153,10 +153,15 @@ def _tensorflow(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients
 def _model(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.estimators.loader import DetectedLoader  # noqa: PLC0415 - other types do not need it
 
-    threads = choose_threads(thread_share(len(spec.sockets)), count)
+    threads = choose_threads(_share(spec), count)
     loader = DetectedLoader(spec.trusts_pickle, threads, bool(spec.gpu_ids), spec.tensorflow_serving)
     registry = registry_of(loader)
     return Clients(registry, None, registry.describe, stop=loader.close)
+
+
+def _share(spec: LoadSpec) -> int:
+    """Return the number of threads for the computations of this process, which may be pinned to its processors."""
+    return thread_share(1 if spec.pin_processes else len(spec.sockets))
 
 
 def choose_threads(share: int, models: int) -> int:
