@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+
 import pytest
 
 from cortex.replica.requests.batch_timing import BatchTiming
@@ -96,7 +99,7 @@ def test_there_is_no_wait_when_calls_are_quick() -> None:
 
 def test_a_full_batch_does_not_wait() -> None:
     timing, now_ns = timing_after(*[(16, 30, 20)] * 10, max_size=16)
-    assert timing.expected == 16
+    assert timing.target == 16
     assert timing.wait_ns(16, now_ns, now_ns) == 0
 
 
@@ -114,13 +117,73 @@ def test_futile_waits_become_shorter() -> None:
     assert max(waited_ns[10:]) < 5 * MS
 
 
+def throughput(timing: BatchTiming, clients: int, call: Callable[[int], int], travel_ns: int, end_ns: int) -> float:
+    """Simulate clients that send a request as soon as they get a response; return the requests per ms.
+
+    `call` returns the duration of a call by its size. Responses and requests travel one after the other, which takes
+    `travel_ns` for each.
+    """
+    arrivals = [0] * clients  # of requests that are not in a call, in order
+    now_ns = path_free_ns = done = 0
+    while now_ns < end_ns:
+        now_ns = max(now_ns, arrivals[0])
+        waiting = bisect_right(arrivals, now_ns)
+        if wait_ns := timing.wait_ns(waiting, arrivals[0], now_ns):
+            target = arrivals[timing.target - 1] if timing.target <= clients else now_ns + wait_ns
+            now_ns = min(now_ns + wait_ns, target)
+            waiting = bisect_right(arrivals, now_ns)
+            if timing.wait_ns(waiting, arrivals[0], now_ns):
+                continue
+        size = timing.size(waiting)
+        now_ns += call(size)
+        del arrivals[:size]
+        path_free_ns = max(path_free_ns, now_ns)
+        timing.record(size, bisect_right(arrivals, now_ns), call(size), now_ns)
+        for _ in range(size):
+            path_free_ns += travel_ns
+            arrivals.append(path_free_ns)
+        done += size
+    return done / (end_ns / MS)
+
+
+def growing(size: int) -> int:
+    """A matrix product on a processor: the duration grows with the size."""
+    return int(1.5 * MS) + size * MS // 10
+
+
+def constant(size: int) -> int:
+    """A model on a device that is as fast with a full batch."""
+    return 12 * MS
+
+
+@pytest.mark.parametrize(
+    ("call", "travel_us", "together", "divided"),
+    [
+        (growing, 60, 64 / (7.9 + 3.8), 64 / (2 * 4.7)),  # requests per ms, as one batch and as two
+        (constant, 60, 64 / (12 + 3.8), 64 / (2 * 12)),
+        (growing, 2, 64 / (7.9 + 0.1), 64 / (2 * 4.7)),
+    ],
+)
+def test_clients_are_divided_where_that_has_more_throughput(
+    call: Callable[[int], int], travel_us: int, together: float, divided: float
+) -> None:
+    timing = BatchTiming(64, 0.01)
+    measured = throughput(timing, 64, call, travel_us * 1000, 60_000 * MS)
+    assert measured > 0.95 * max(together, divided)
+
+
+def test_more_clients_than_a_batch_has_room_for_are_not_divided() -> None:
+    timing = BatchTiming(64, 0.01)
+    assert throughput(timing, 128, growing, 60_000, 60_000 * MS) > 0.95 * 64 / 7.9
+
+
 def test_requests_run_singly_when_a_batch_takes_longer() -> None:
     timing, now_ns = timing_after((1, 1, 1), (2, 0, 8), (16, 0, 8))
     assert timing.size(2) == 1
     assert timing.size(16) == 16
     assert timing.size(100) == 64, "unknown sizes are tried"
     timing.record(2, 2, 8 * MS, now_ns)
-    assert timing.expected == 4
+    assert timing.target == 4
     assert timing.wait_ns(1, now_ns, now_ns) > 0
     timing.record(4, 0, 8 * MS, now_ns)
     assert timing.wait_ns(1, now_ns, now_ns) == 0, "no wait for a batch that would not be formed"

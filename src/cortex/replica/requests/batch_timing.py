@@ -4,6 +4,10 @@ A batch begins at once, unless other requests are expected: clients that just re
 request, so as many are expected as were in the process when the last call ended. The wait is short compared to a call,
 which the first request would otherwise make the others wait for.
 
+If all clients are in one batch, the process has nothing to compute while their responses and next requests travel.
+Where that costs more than it saves, the clients are divided: one half arrives while the batch of the other half runs.
+`_Division` measures the throughput of both ways.
+
 A call with several requests can take longer than as many calls with one: BLAS takes several times as long for a matrix
 of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one.
 """
@@ -28,6 +32,14 @@ _DECAY = 1.02
 _TRY_ONE, _TRY_ALL = 64, 256
 #: Recovery of the patience after each call.
 _RECOVERY = 1 / 32
+#: Batches of all expected requests in one measurement of the throughput; twice as many of the halves.
+_WINDOW = 16
+#: Share of idle time below which there is nothing to gain by halves.
+_IDLE = 0.1
+#: The other way is better if a request takes less than this share of the time.
+_BETTER = 0.97
+#: Interval, in measurements, at which the other way is measured again.
+_TRY_OTHER = 16
 
 
 class BatchTiming:
@@ -36,7 +48,8 @@ class BatchTiming:
     def __init__(self, max_size: int, interval_s: float) -> None:
         self._max_size = max_size
         self._interval_ns = int(interval_s * 1e9)
-        self._expected = 1
+        self._expected = self._target = 1
+        self._division = _Division()
         self._ended_ns = 0
         self._last_ns = 0
         self._average_ns = 0
@@ -46,9 +59,9 @@ class BatchTiming:
         self._batches = 0
 
     @property
-    def expected(self) -> int:
-        """Return how many requests are worth waiting for."""
-        return self._expected
+    def target(self) -> int:
+        """Return how many requests are worth waiting for: those that are expected, or half of them."""
+        return self._target
 
     def is_alone(self, came_ns: int) -> bool:
         """Return whether a single request may be called without checking for others."""
@@ -56,14 +69,14 @@ class BatchTiming:
 
     def wait_ns(self, waiting: int, first_ns: int, now_ns: int) -> int:
         """Return how much longer to wait, 0 to begin the batch; the first of `waiting` requests came at `first_ns`."""
-        if waiting < self._expected and self._prefers_one(self._expected):
+        if waiting < self._target and self._prefers_one(self._target):
             return 0
-        if waiting >= self._expected:
+        if waiting >= self._target:
             if self._is_waiting:
                 self._is_waiting = False
                 self._patience = min(1.0, self._patience * 2)
             return 0
-        share_ns = int(self._average_ns * _SHARE * self._patience)
+        share_ns = int(max(self._average_ns, self._duration_ns(self._target)) * _SHARE * self._patience)
         # The deadline is the same for the whole batch: later requests do not postpone it. It counts from the end of the
         # last call, otherwise clients in two groups would never merge: one arrives while the call of the other runs.
         left_ns = min(max(first_ns, self._ended_ns) + self._interval_ns, self._ended_ns + share_ns) - now_ns
@@ -89,13 +102,64 @@ class BatchTiming:
         alone_ns, together_ns = self._row_ns.get(1), self._row_ns.get(size.bit_length())
         return alone_ns is not None and together_ns is not None and alone_ns < together_ns * _CLEARLY_LESS
 
+    def _duration_ns(self, size: int) -> float:
+        """Return how long a call takes at least; 0 if no call of such a size was measured."""
+        return size * self._row_ns.get(size.bit_length(), 0)
+
     def record(self, size: int, still_waiting: int, duration_ns: int, now_ns: int) -> None:
         """Record a call with `size` requests that ended at `now_ns` while `still_waiting` others waited."""
         row_ns, kind = duration_ns / size, size.bit_length()
         # The minimum excludes whatever else the machine did during a call.
         self._row_ns[kind] = min(row_ns, self._row_ns.get(kind, row_ns) * _DECAY)
-        self._expected = min(size + still_waiting, self._max_size)
+        self._expected = size + still_waiting
+        self._division.record(size, self._expected, duration_ns, max(now_ns - duration_ns - self._ended_ns, 0), now_ns)
+        self._target = min(-(-self._expected // self._division.parts), self._max_size)
         self._ended_ns = now_ns
         self._last_ns = duration_ns
         self._average_ns += (duration_ns - self._average_ns) >> _AVERAGE_SHIFT
         self._patience = min(1.0, self._patience + _RECOVERY)
+
+
+class _Division:
+    """Throughput of the requests of one process, as one batch or in halves.
+
+    Measurements are kept by load, because more requests always have a higher throughput.
+    """
+
+    def __init__(self) -> None:
+        self.parts = 1
+        self._row_ns: dict[tuple[int, int], float] = {}  #: elapsed time per request, by load and parts
+        self._measurements = 0
+        self._restart(0)
+
+    def _restart(self, now_ns: int) -> None:
+        self._began_ns = now_ns
+        self._batches = self._requests = self._idle_ns = self._expected = 0
+
+    def record(self, size: int, expected: int, duration_ns: int, idle_ns: int, now_ns: int) -> None:
+        """Record a call of `size` requests that ended now, after the process was idle for some time."""
+        if idle_ns > max(duration_ns, _LONG_NS):  # no client had anything to ask
+            self._restart(now_ns)
+            return
+        self._batches += 1
+        self._requests += size
+        self._idle_ns += idle_ns
+        self._expected = max(self._expected, expected)
+        if self._batches < _WINDOW * self.parts:
+            return
+        elapsed_ns = now_ns - self._began_ns
+        load = (self._expected * 4 // 3).bit_length()  # so that a request more or less than 2ⁿ is the same load
+        row_ns = elapsed_ns / self._requests
+        last_ns = self._row_ns.get((load, self.parts), row_ns)
+        self._row_ns[load, self.parts] = (last_ns + row_ns) / 2
+        self._measurements += 1
+        if self.parts > 1 or self._idle_ns > elapsed_ns * _IDLE:
+            self.parts = self._choose(load)
+        self._restart(now_ns)
+
+    def _choose(self, load: int) -> int:
+        other = 3 - self.parts
+        mine_ns, other_ns = self._row_ns[load, self.parts], self._row_ns.get((load, other))
+        if other_ns is None or self._measurements % _TRY_OTHER == 0 or other_ns < mine_ns * _BETTER:
+            return other
+        return self.parts

@@ -197,7 +197,7 @@ class RequestBatcher:
         self._waiting.append((connection, deadline_ns))
         if self._is_scheduled or not self._is_free:
             return
-        if self._timer is None or len(self._waiting) >= self._timing.expected:
+        if self._timer is None or len(self._waiting) >= self._timing.target:
             self._schedule()
 
     @property
@@ -217,7 +217,7 @@ class RequestBatcher:
         while self._waiting and self._is_free:
             size, last_size = len(self._waiting), self._last_size
             self._last_size = size
-            if last_size < size < self._timing.expected:
+            if last_size < size < self._timing.target:
                 self._schedule()  # others are arriving: one iteration of the loop costs next to nothing
                 return
             wait_ns = self._timing.wait_ns(size, self._waiting[0][0].batched_ns, time.monotonic_ns())
@@ -306,7 +306,7 @@ class RequestBatcher:
             for connection in batch.connections:
                 self._groups.pop(connection.request_id, None)
         waiting = len(self._waiting)
-        if waiting >= self._max_size and not self._runner.inline:
+        if waiting >= self._timing.target and not self._runner.inline:
             self._begin_batches()  # the next batch runs while the responses of this one are written
         self._settle(batch.outcomes)
         now_ns = time.monotonic_ns()
