@@ -33,6 +33,24 @@ def test_server_side_batching_requires_a_method_that_does_not_stream(
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("start", ["async def batch_key(self, payload): return", "def batch_key(self, payload): yield"])
+def test_a_batch_key_is_a_plain_function(project: UserProject, start: str) -> None:
+    text = f"{BASE}    def handle_post(self, payload): ...\n    {start} 1\nHandler = Base\n"
+    with pytest.raises(UserError, match=r"^predictor.py: class Handler: batch_key\(\) runs on the event loop"):
+        project.load("handler", text, max_batch_size=8)
+    assert project.load("handler", text).batch_key is None, "it is not used without server-side batching"
+
+
+def test_a_batch_key_receives_the_payload_of_a_method_that_does_not(project: UserProject) -> None:
+    text = BASE + HIDDEN.format(
+        methods="{'handle_post': lambda self, headers: 1, 'batch_key': lambda self, payload: 2}"
+    )
+    loaded = project.load("handler", text, max_batch_size=8)
+    assert loaded.methods["POST"].needs_payload
+    assert loaded.batch_key is not None
+    assert loaded.batch_key(payload=1) == 2
+
+
 def test_a_class_that_answers_only_tensors_needs_no_other_method(project: UserProject) -> None:
     text = BASE + HIDDEN.format(methods="{'handle_v2': lambda self, inputs: inputs}")
     assert project.load("handler", text, max_batch_size=8).inference_models.keys() == {"iris"}

@@ -91,6 +91,8 @@ LOAD_MODEL = "load_model"
 HANDLE_V2 = "handle_v2"
 #: The hook that runs in each process that serves, after the class was constructed in it or in its fork server.
 AFTER_FORK = "after_fork"
+#: The hook that returns what the requests of one batch have in common.
+BATCH_KEY = "batch_key"
 #: The hook that runs once, after the last batch of a job.
 ON_JOB_COMPLETE = "on_job_complete"
 
@@ -113,6 +115,7 @@ _NO_REQUEST_IN_WORKLOADS = dict.fromkeys(
 )
 _METRICS = ("metrics_client",)
 _OPTIONAL = ("api_spec", "job_spec", *_METRICS)
+_WITH_BATCH_KEY = {BATCH_KEY: Signature(required=("payload",))}
 _WITH_LOAD_MODEL = {LOAD_MODEL: Signature(required=("model_path",))}
 
 _FUNCTIONS = Generation(
@@ -179,7 +182,7 @@ _PREDICTOR = Generation(
     method_signature=Signature(optional=(*_REQUEST, "batch_id"), refused={**_OF_ASYNC, **_CONTEXT}),
     yaml_form="`kind: RealtimeAPI` with `predictor:`",
     summary="make a prediction by sending a post request to this endpoint",
-    hooks={"post_predict": Signature(optional=("response", *_REQUEST))},
+    hooks={"post_predict": Signature(optional=("response", *_REQUEST)), **_WITH_BATCH_KEY},
     after_hook="post_predict",
     logs_on_demand=True,
     takes_routes=True,
@@ -224,7 +227,11 @@ _HANDLER = Generation(
     method_signature=Signature(optional=_REQUEST, refused={**_OF_JOBS, **_OF_ASYNC, **_CONTEXT}),
     yaml_form="`kind: RealtimeAPI` with `handler:`",
     summary="send a request to this endpoint",
-    hooks={HANDLE_V2: Signature(required=("inputs",), optional=("parameters",)), AFTER_FORK: Signature()},
+    hooks={
+        HANDLE_V2: Signature(required=("inputs",), optional=("parameters",)),
+        AFTER_FORK: Signature(),
+        **_WITH_BATCH_KEY,
+    },
     inference_method=HANDLE_V2,
     returns_callback=True,
     json_over_forms=True,
@@ -321,9 +328,8 @@ def _for_kind(row: Generation, kind: ApiKind, verb: str) -> Generation:
     """Derive the row of a kind without HTTP requests from one for requests: no responses, so no `post_predict`."""
     signature = row.constructor_signature
     no_clients = dict.fromkeys(signature.refused.keys() & {"python_client", "model_client"}, _NO_CLIENT)
-    hooks = {
-        name: hook for name, hook in row.hooks.items() if name not in (row.after_hook, row.inference_method, AFTER_FORK)
-    }
+    of_requests = (row.after_hook, row.inference_method, AFTER_FORK, BATCH_KEY)
+    hooks = {name: hook for name, hook in row.hooks.items() if name not in of_requests}
     return replace(
         row,
         kind=kind,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from cortex.predictor.interface import GENERATIONS, Generation, Signature
+from cortex.predictor.interface import BATCH_KEY, GENERATIONS, Generation, Signature
 
 
 class ArgumentKind(Enum):
@@ -211,3 +211,10 @@ def batching_problem(name: str, is_defined: bool, is_streaming: bool) -> tuple[s
         fix = f"return a list with one result for each request, {_OR_REMOVE}"
         return f"server_side_batching can't combine calls of {name}(), which streams its responses", fix
     return None
+
+
+def batch_key_problem(is_plain: bool) -> tuple[str, str] | None:
+    """Return why server-side batching can't use the class's `batch_key`, and the fix; None if it can."""
+    if is_plain:
+        return None
+    return f"{BATCH_KEY}() runs on the event loop and must return a key", f"write `def {BATCH_KEY}(self, payload)`"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodWrapperType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -26,6 +26,7 @@ from cortex.predictor.importing import import_user_file
 from cortex.predictor.inference.request_handler import RequestHandler
 from cortex.predictor.interface import (
     AFTER_FORK,
+    BATCH_KEY,
     GENERATIONS,
     PRE_INFERENCE,
     PROTO_MODULES,
@@ -34,6 +35,7 @@ from cortex.predictor.interface import (
     for_grpc,
 )
 from cortex.predictor.interface_rules import (
+    batch_key_problem,
     batched_method,
     batching_problem,
     declared_arguments,
@@ -117,6 +119,9 @@ class BoundPredictor:
     routes: tuple[BoundRoute, ...] = ()  #: methods that answer requests at paths below the endpoint
     service: BoundService | None = None  #: answers all requests, over gRPC, instead of `methods`
     after_fork_hook: Callable[[], object] | None = None  #: of the user's class
+    batch_key: Callable[..., Hashable] | None = (
+        None  #: of the user's class: only payloads with the same key are batched
+    )
 
     @property
     def registry(self) -> Registry[Any] | None:
@@ -335,6 +340,9 @@ def _check_batching(code: UserCode, file: str) -> None:
     is_streaming = is_defined and call_kind(getattr(code.target, name)) in ("generator", "async_generator")
     if problem := batching_problem(name, is_defined, is_streaming):
         raise UserError(f"{file}: class {code.generation.class_name}: {problem[0]}; {problem[1]}")
+    hook = getattr(code.target, BATCH_KEY, None)
+    if hook is not None and (problem := batch_key_problem(is_plain=call_kind(hook) == "sync")):
+        raise UserError(f"{file}: class {code.generation.class_name}: {problem[0]}; {problem[1]}")
 
 
 def _construct_predictor(
@@ -375,6 +383,12 @@ def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Cl
         for name, verb in serving.items()
     }
     hook = _after_fork_hook(code.generation, instance)
+    batch_key = getattr(instance, BATCH_KEY, None) if batched in serving else None
+    if batch_key is not None:  # it gets payloads, even if the method does not
+        methods = {
+            verb: replace(method, needs_payload=True) if method.name == batched else method
+            for verb, method in methods.items()
+        }
     is_cached = spec.models is not None and spec.models.is_cached  # a model must not be unloaded while a call uses it
     if code.definition is not None:
         from cortex.predictor.protobuf import bind_service  # noqa: PLC0415 - other APIs start faster
@@ -401,6 +415,7 @@ def _bind_instance(spec: LoadSpec, code: UserCode, instance: object, clients: Cl
         instance=instance,
         routes=routes,
         after_fork_hook=hook,
+        batch_key=batch_key,
     )
 
 

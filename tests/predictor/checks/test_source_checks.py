@@ -319,3 +319,20 @@ def test_only_classes_of_realtime_apis_have_routes(interface, fields, message, f
     diagnostics = check_source(textwrap.dedent(text), "handler.py", interface, **fields)
     line = 8 if interface == "functions" else 6
     assert [(d.line, d.message, d.fix) for d in diagnostics] == [(line, message, fix)]
+
+
+def test_a_batch_key_is_checked():
+    head = "class Handler:\n def __init__(self, config): ...\n def handle_post(self, payload): ...\n"
+    wrong = [
+        (" async def batch_key(self, payload): ...", "batch_key() runs on the event loop and must return a key"),
+        (" def batch_key(self, payload): yield 1", "batch_key() runs on the event loop and must return a key"),
+        (" def batch_keys(self, payload): ...", "method batch_keys is never called"),
+    ]
+    for method, message in wrong:
+        (problem,) = check_source(head + method, "handler.py", "handler", batches=True)
+        assert (problem.line, message in problem.message) == (4, True), problem
+        assert check_source(head + method, "handler.py", "handler") == []
+    for batches in (False, True):
+        (problem,) = check_source(f"{head} def batch_key(self): ...", "handler.py", "handler", batches=batches)
+        assert "payload" in problem.message
+        assert check_source(f"{head} def batch_key(self, payload): ...", "handler.py", "handler", batches=batches) == []

@@ -116,6 +116,69 @@ def test_a_batch_has_at_most_the_maximum_size() -> None:
         assert sorted(len(call) for call in replica.calls()) == [4, 8, 8]
 
 
+#: As above; a request is answered with the numbers of all requests of its call.
+KEYED = """
+    import os, pathlib, time
+
+    class {name}:
+        def __init__(self, config):
+            pass
+
+        def batch_key(self, payload):
+            if payload.get("key") == "fails":
+                raise ValueError("no key")
+            return float("nan") if payload.get("key") == "nan" else payload.get("key")
+
+        def {method}(self, payload):
+            if payload[0].get("gate"):
+                pathlib.Path(os.environ["SHARED_FOLDER"], "begun").touch()
+                while not pathlib.Path(os.environ["SHARED_FOLDER"], "open").exists():
+                    time.sleep(0.001)
+                return [{{"gate": True, "seen": 1}}]
+            if any(item.get("poison") for item in payload):
+                raise ValueError("poisonous")
+            return [[item.pop("n") for item in payload]] * len(payload)
+"""
+
+
+@pytest.mark.parametrize(
+    ("interface", "name", "method"),
+    [("handler", "Handler", "handle_post"), ("predictor", "PythonPredictor", "predict")],
+)
+def test_a_batch_has_only_requests_with_the_same_key(interface: str, name: str, method: str) -> None:
+    with batched(KEYED.format(name=name, method=method), interface=interface) as replica:
+        answers = replica.ask_together([{"n": n, "key": n % 3} for n in range(12)])
+        assert [answer.json for answer in answers] == [list(range(n % 3, 12, 3)) for n in range(12)]
+
+
+def test_each_key_has_batches_of_at_most_the_maximum_size() -> None:
+    with batched(KEYED.format(name="Handler", method="handle_post"), max_batch_size=4) as replica:
+        answers = replica.ask_together([{"n": n, "key": [n % 2]} for n in range(2)])
+        assert [answer.status for answer in answers] == [500, 500], "a list cannot be a key"
+        assert "TypeError in batch_key()" in answers[0].json["error"]
+    with batched(KEYED.format(name="Handler", method="handle_post"), max_batch_size=4) as replica:
+        answers = replica.ask_together([{"n": n, "key": n % 2} for n in range(12)])
+        sizes = {n: len(answer.json) for n, answer in enumerate(answers)}
+        assert all(n in answer.json for n, answer in enumerate(answers))
+        assert sorted(sizes.values()) == [2] * 4 + [4] * 8
+
+
+def test_a_request_without_a_valid_key_fails_alone() -> None:
+    with batched(KEYED.format(name="Handler", method="handle_post")) as replica:
+        payloads = [{"n": 0}, {"n": 1, "key": "fails"}, "{", {"n": 3, "key": "nan"}, {"n": 4, "key": "nan"}, {"n": 5}]
+        answers = replica.ask_together(payloads)
+        assert [answer.status for answer in answers] == [200, 500, 400, 200, 200, 200]
+        assert "ValueError in batch_key()" in answers[1].json["error"]
+        assert [answers[n].json for n in (0, 3, 4, 5)] == [[0, 5], [3], [4], [0, 5]]
+
+
+def test_a_failed_batch_with_a_key_is_bisected() -> None:
+    with batched(KEYED.format(name="Handler", method="handle_post")) as replica:
+        answers = replica.ask_together([{"n": n, "key": n % 2, "poison": n == 4} for n in range(8)])
+        assert [answer.status for answer in answers] == [500 if n == 4 else 200 for n in range(8)]
+        assert answers[1].json == [1, 3, 5, 7]
+
+
 def test_only_the_failing_request_of_a_batch_fails() -> None:
     with batched() as replica:
         payloads = [{"n": n, "poison": n == 13} for n in range(32)]

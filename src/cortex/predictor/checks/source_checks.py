@@ -18,10 +18,11 @@ import cortex
 from cortex.errors import Diagnostic
 from cortex.predictor.applications import ATTRIBUTE
 from cortex.predictor.checks.route_checks import RouteDecorator, RouteNames
-from cortex.predictor.interface import GENERATIONS, Generation, Signature, for_grpc
+from cortex.predictor.interface import BATCH_KEY, GENERATIONS, Generation, Signature, for_grpc
 from cortex.predictor.interface_rules import (
     Argument,
     ArgumentKind,
+    batch_key_problem,
     batched_method,
     batching_problem,
     find_foreign_class,
@@ -169,7 +170,8 @@ class _Checker:
         elif is_complete and not (serving or routes or generation.is_inference_only(scope.bindings.__contains__)):
             yield self._missing_method(scope, node)
         elif is_complete:  # otherwise it may override a method of an unknown base
-            for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks):
+            unused = () if self._batches else (BATCH_KEY,)
+            for name in sorted({*generation.methods, *generation.hooks} - generation.required_hooks - {*unused}):
                 yield from self._check_misspelling(scope, name)
         if is_complete:
             yield from self._missing_hooks(scope, node)
@@ -300,7 +302,12 @@ class _Checker:
                 yield self._at_name(scope, guess, node, f"{self._of_class}{name}({arguments}) is not defined", fix)
 
     def _check_batched(self, scope: Scope, node: ast.ClassDef) -> Iterator[Diagnostic]:
-        """Check that the class has a method that can process several requests in one call."""
+        """Check that the class has a method that can process several requests in one call, and its `batch_key`."""
+        for binding in scope.bindings.get(BATCH_KEY, []):
+            if isinstance(binding.node, FunctionNode) and not self._has_unknown_decorator(binding.node):
+                is_plain = isinstance(binding.node, ast.FunctionDef) and not is_generator(binding.node)
+                if found := batch_key_problem(is_plain):
+                    yield self._at(binding.node, self._of_class + found[0], found[1])
         name = batched_method(self._generation)
         if name not in scope.bindings and self._generation.inference_method in scope.bindings:
             return  # its requests are joined along their first axis

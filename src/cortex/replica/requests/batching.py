@@ -4,6 +4,9 @@
 while `batch_timing` expects other requests within a moment. `BatchCaller` runs a batch on any thread. If a call fails,
 it is repeated with each half of its requests, so that only the requests that cause the failure fail: up to 2 log2(n)
 more calls for one bad request among n.
+
+If the class has `batch_key`, the payload is parsed when a request arrives, and a batch consists of the oldest request
+and those with the same key.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod, result_kind
+from cortex.predictor.interface import BATCH_KEY
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
 from cortex.replica.http.cancellation import CLIENTS
@@ -107,6 +111,20 @@ class Bisection(Generic[T]):
 
 
 @dataclass(slots=True)
+class WaitingRequest:
+    """A request that waits for a batch."""
+
+    connection: Connection
+    deadline_ns: int  #: monotonic
+    key: Hashable = None  #: of `batch_key`
+    arguments: Arguments | None = None  #: if they had to be parsed for the key
+
+    def has_key(self, key: Hashable) -> bool:
+        """Return whether the request has this key; a NaN is equal to itself, as in containers."""
+        return self.key is key or self.key == key
+
+
+@dataclass(slots=True)
 class BatchMember:
     """One request of a call, with its arguments."""
 
@@ -122,6 +140,8 @@ class RequestBatch:
     deadline_ns: int  #: the earliest deadline of its requests, monotonic
     began_ns: int
     bisection: Bisection[Connection]
+    key: Hashable = None
+    arguments: dict[Connection, Arguments] = field(default_factory=dict)  #: parsed, for the first call
     outcomes: Outcomes = field(default_factory=list)  #: known, and not yet sent
     calls: int = 0
     duration_ns: int = 0  #: of all calls so far
@@ -163,7 +183,8 @@ class RequestBatcher:
         self._settle_one = settle
         self._may_switch = may_switch
         self._timing = BatchTiming(spec.max_batch_size, spec.batch_interval_s)
-        self._waiting: deque[tuple[Connection, int]] = deque()
+        self._waiting: deque[WaitingRequest] = deque()
+        self._has_other_keys = False  #: the last batch left older requests behind
         self._last_size = 0  #: number of waiting requests at the last check
         self._running = 0
         self._is_scheduled = False
@@ -194,7 +215,15 @@ class RequestBatcher:
     def add(self, connection: Connection, deadline_ns: int, now_ns: int) -> None:
         """Queue a request for a batch."""
         connection.batched_ns = now_ns
-        self._waiting.append((connection, deadline_ns))
+        if self._caller.batch_key is None:
+            waiting = WaitingRequest(connection, deadline_ns)
+        else:
+            try:
+                waiting = WaitingRequest(connection, deadline_ns, *self._caller.key_of(connection))
+            except BaseException as error:  # an invalid body, or user code
+                self._settle_one(connection, self._caller.failed_key(connection, error))
+                return
+        self._waiting.append(waiting)
         if self._is_scheduled or not self._is_free:
             return
         if self._timer is None or len(self._waiting) >= self._timing.target:
@@ -220,8 +249,8 @@ class RequestBatcher:
             if last_size < size < self._timing.target:
                 self._schedule()  # others are arriving: one iteration of the loop costs next to nothing
                 return
-            wait_ns = self._timing.wait_ns(size, self._waiting[0][0].batched_ns, time.monotonic_ns())
-            if wait_ns:
+            wait_ns = self._timing.wait_ns(size, self._waiting[0].connection.batched_ns, time.monotonic_ns())
+            if wait_ns and not self._has_other_keys:
                 self._timer = self._loop.call_later(wait_ns / _NS_PER_S, self._begin_batches)
                 return
             self._last_size = 0
@@ -230,34 +259,41 @@ class RequestBatcher:
     def _begin(self) -> None:
         """Begin a batch with the first requests that wait, without those that disconnected or timed out."""
         now_ns = time.monotonic_ns()
-        deadlines: dict[Connection, int] = {}
-        others: list[tuple[Connection, int]] = []
-        size = self._timing.size(len(self._waiting))
-        group = self._groups.get(self._waiting[0][0].request_id) if self._groups else None
-        while self._waiting and len(deadlines) < size:
-            connection, deadline_ns = self._waiting.popleft()
-            if self._groups and self._groups.get(connection.request_id) != group:
-                others.append((connection, deadline_ns))
+        chosen: dict[Connection, WaitingRequest] = {}
+        others: list[WaitingRequest] = []
+        key, count = self._waiting[0].key, len(self._waiting)
+        if self._caller.batch_key is not None:
+            count = sum(waiting.has_key(key) for waiting in self._waiting)
+        size = self._timing.size(count)
+        group = self._groups.get(self._waiting[0].connection.request_id) if self._groups else None
+        while self._waiting and len(chosen) < size:
+            waiting = self._waiting.popleft()
+            connection = waiting.connection
+            if not waiting.has_key(key) or (self._groups and self._groups.get(connection.request_id) != group):
+                others.append(waiting)
                 continue
             if not connection.open:
                 self._groups.pop(connection.request_id, None)
                 connection.call_over()  # it may have been in a batch that timed out
                 continue
-            if deadline_ns <= now_ns:
+            if waiting.deadline_ns <= now_ns:
                 self._groups.pop(connection.request_id, None)
                 self._settle_one(connection, self._caller.timed_out(", before it could run"))
                 continue
-            deadlines[connection] = deadline_ns
+            chosen[connection] = waiting
         self._waiting.extendleft(reversed(others))
-        if not deadlines:
+        self._has_other_keys = bool(others) and self._caller.batch_key is not None
+        if not chosen:
             return
-        connections, earliest_ns = list(deadlines), min(deadlines.values())
+        connections, earliest_ns = list(chosen), min(waiting.deadline_ns for waiting in chosen.values())
         number = self._caller.next_number()
         grace_ns = self._caller.grace_ns()
         for connection in connections:
-            connection.begin_batch(number, deadlines[connection] + grace_ns)
+            connection.begin_batch(number, chosen[connection].deadline_ns + grace_ns)
         self._recorder.record(len(connections), [now_ns - connection.batched_ns for connection in connections])
-        batch = RequestBatch(connections, earliest_ns, now_ns, Bisection(connections, self._isolates))
+        parsed = {connection: each.arguments for connection, each in chosen.items() if each.arguments is not None}
+        bisection = Bisection(connections, self._isolates)
+        batch = RequestBatch(connections, earliest_ns, now_ns, bisection, key, parsed)
         self._running += 1
         if self._runner.inline or self._caller.is_async:
             self._continue(batch, self._caller.run(batch, self._settle))
@@ -293,7 +329,7 @@ class RequestBatcher:
         except TimeoutError:
             for connection in reversed(self._caller.cancel(batch, members)):
                 connection.set_batch(0)
-                self._waiting.appendleft((connection, self._caller.deadline_ns(connection)))
+                self._waiting.appendleft(WaitingRequest(connection, self._caller.deadline_ns(connection), batch.key))
         self._end(batch)
 
     def _settle(self, outcomes: Outcomes) -> None:
@@ -322,9 +358,15 @@ class BatchCaller:
     """Makes the calls of the batches of one method. Thread-safe."""
 
     def __init__(
-        self, caller: Caller, method: BoundMethod, timeout_s: Callable[[], float], numbers: Iterator[int]
+        self,
+        caller: Caller,
+        method: BoundMethod,
+        timeout_s: Callable[[], float],
+        numbers: Iterator[int],
+        batch_key: Callable[..., Hashable] | None = None,
     ) -> None:
-        """`numbers` are those of the batches of this process."""
+        """`numbers` are those of the batches of this process; only payloads with the same `batch_key` are batched."""
+        self.batch_key = batch_key
         self.is_async = method.kind == "async"
         self._caller = caller
         self._method = method
@@ -334,6 +376,18 @@ class BatchCaller:
     def next_number(self) -> int:
         """Return a new batch number, for the rows of its requests in shared memory."""
         return next(self._numbers)
+
+    def key_of(self, connection: Connection) -> tuple[Hashable, Arguments]:
+        """Return the key of a request, and its arguments. Raises: BadBody, PayloadError, errors of user code."""
+        assert self.batch_key is not None
+        arguments = self._caller.parse_arguments(connection, self._method)
+        key = self.batch_key(payload=arguments[0])
+        hash(key)
+        return key, arguments
+
+    def failed_key(self, connection: Connection, error: BaseException) -> FailedCall:
+        """Return the outcome of a request without a key."""
+        return self._caller.fail(connection, BATCH_KEY, error)
 
     def run(self, batch: RequestBatch, settle: Callable[[Outcomes], None]) -> AwaitedCall | None:
         """Make calls until one has to be awaited; None once all are done. Never raises.
@@ -429,7 +483,10 @@ class BatchCaller:
         members = []
         for connection in part:
             try:
-                members.append(BatchMember(connection, self._caller.parse_arguments(connection, self._method)))
+                arguments = batch.arguments.pop(connection, None)
+                if arguments is None:
+                    arguments = self._caller.parse_arguments(connection, self._method)
+                members.append(BatchMember(connection, arguments))
             except BaseException as error:  # an invalid body
                 batch.outcomes.append((connection, self._caller.fail(connection, self._method, error)))
         return members

@@ -92,7 +92,8 @@ class MethodServer:
         recorder, numbers = BatchRecorder(file), itertools.count(1)
 
         def batcher(caller: Caller, method: BoundMethod) -> RequestBatcher:
-            calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers)
+            key = predictor.batch_key if method is self._batched else None
+            calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers, key)
             return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
 
         self._batchers: list[RequestBatcher] = []
