@@ -90,7 +90,7 @@ class BatchTiming:
 
     def size(self, waiting: int) -> int:
         """Return the size of the next call."""
-        size = min(waiting, self._max_size)
+        size = min(waiting, self._max_size if self._division.parts == 1 else self._target)  # halves of the same size
         if size == 1:
             return 1
         self._batches += 1
