@@ -38,6 +38,7 @@ class Spec:
     kind: str = "RealtimeAPI"
     max_batch_size: int = 0
     isolates_failures: bool = True
+    pin_processes: bool = False
     api: str = "iris"
     trusts_pickle: bool = False
 
