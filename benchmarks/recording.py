@@ -21,7 +21,7 @@ from benchmarks.tools.load import closed_loop, require_wrk
 from benchmarks.tools.systems import START_LIMIT_S
 from benchmarks.tools.workloads import NOOP
 
-_APIS = ("unrecorded", "share-10", "share-100")
+_APIS = ("unrecorded", "share-10", "share-100", "share-10-unlimited", "share-100-unlimited")
 
 
 def main() -> None:

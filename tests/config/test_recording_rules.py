@@ -38,6 +38,7 @@ def problems(folder: Path, record: str, kind: str = "RealtimeAPI") -> str:
         ('{share: 0.5%, max_size: 16Mi, redact: ["$.a", X-User], to: /data/rec}', ""),
         ("{to: s3://bucket/rec}", ""),
         ("{share: 0%}", "share: must be more than 0% and at most 100%"),
+        ("{max_cpu: 0%}", "max_cpu: must be more than 0% and at most 100%"),
         ("{max_size: 1Mi}", "max_size: must be at least 16Mi"),
         ("{to: rec}", '"rec" must be an absolute path, or start with s3:// or gs://'),
         ('{redact: ["$.a["]}', '"$.a[" must be a path in JSON bodies, or the name of a header'),

@@ -25,7 +25,7 @@ CONFIG = """
       kind: RealtimeAPI
       handler: {type: python, path: handler.py, processes_per_replica: 2}
       networking:
-        record: {share: 100%, redact: ["$.password", X-User]}
+        record: {share: 100%, max_cpu: 100%, redact: ["$.password", X-User]}
 """
 REQUESTS = 60
 

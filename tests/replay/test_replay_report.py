@@ -38,8 +38,8 @@ def statistics(same: int = 3, different: int = 1, **fields: str) -> ReplayStatis
     return found
 
 
-def report(found: ReplayStatistics, max_share: float = 0.0, api: str = "iris") -> ReplayReport:
-    return ReplayReport("rec", api, "./iris", found, 1e-6, ("$.time",), max_share)
+def report(found: ReplayStatistics, max_share: float = 0.0, api: str = "iris", is_paced: bool = False) -> ReplayReport:
+    return ReplayReport("rec", api, "./iris", found, 1e-6, ("$.time",), max_share, is_paced)
 
 
 def test_the_gate_is_the_share_of_answers_that_differ() -> None:
@@ -68,6 +68,15 @@ def test_notes_name_what_was_not_compared() -> None:
     assert "1 request without an answer" in lines
     assert "the last line of 2 files is unfinished" in lines
     assert "up to 3.0 s behind the pace" in lines
+
+
+def test_a_replay_at_the_pace_of_a_recording_names_the_pace_of_all_requests() -> None:
+    found = ReplayStatistics(recorded_requests=40, original_requests=500.0)
+    note = "the recording has one of 12.5 requests: --rate 12.5x sends as many per second as there were"
+    assert note in as_text(report(found, is_paced=True))
+    assert note not in as_text(report(found))
+    found.original_requests = 40.0
+    assert note not in as_text(report(found, is_paced=True))
 
 
 def test_the_data_has_counts_examples_and_quantiles() -> None:

@@ -89,8 +89,8 @@ def recorded(x: float, answer: Any, at_s: float = 0.0, **fields: Any) -> dict[st
     } | fields
 
 
-def write(folder: Path, *exchanges: dict[str, Any], rest: str = "") -> Recording:
-    head = encode_head(api="iris", started=datetime.fromtimestamp(START, UTC)).decode()
+def write(folder: Path, *exchanges: dict[str, Any], rest: str = "", **fields: Any) -> Recording:
+    head = encode_head(api="iris", started=datetime.fromtimestamp(START, UTC), **fields).decode()
     (folder / "a.ndjson").write_text(head + "".join(json.dumps(each) + "\n" for each in exchanges) + rest)
     return Recording.open(folder)
 
@@ -150,6 +150,14 @@ def test_the_pace_is_that_of_the_recording(tmp_path: Path, server: Server) -> No
     found = replay(recording, server, speed=5.0, concurrency=2)
     assert max(each[4] for each in server.got) - began >= 0.2  # a second at five times the pace
     assert found.compared == 5
+
+
+def test_requests_that_a_recording_lacks_are_estimated(tmp_path: Path, server: Server) -> None:
+    exchanges = [recorded(x, {"x": 2 * x}, **({"unrecorded": 3} if x % 2 else {})) for x in range(4)]
+    found = replay(write(tmp_path, *exchanges, share=0.1), server)
+    assert (found.recorded_requests, round(found.original_requests)) == (4, 100)
+    found = replay(write(tmp_path, *exchanges), server)  # of a version that did not store the share
+    assert (found.recorded_requests, found.original_requests) == (4, 10)
 
 
 def test_requests_without_their_whole_body_are_skipped(tmp_path: Path, server: Server) -> None:

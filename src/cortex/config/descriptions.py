@@ -147,6 +147,10 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "which is then closed with the code 1001. Only in files of the current form"
         ),
         "networking.record.share": "part of the requests that are recorded, chosen by the request id",
+        "networking.record.max_cpu": (
+            "CPU time that recording takes at most, in each process, as a part of one core; further requests are "
+            "counted and not recorded; `100%` is no limit"
+        ),
         "networking.record.max_size": "size of the recording in the folder or bucket; the oldest files make room",
         "networking.record.redact": (
             "what is removed: paths in JSON bodies, names of headers and of query parameters. "

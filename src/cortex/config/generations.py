@@ -97,7 +97,7 @@ _BOUNDS = {
     "compute.mem_limit": "compute.mem_limit",
 }
 _CORS = _rows("networking.cors", "origins headers credentials")  # extension
-_RECORD = _rows("networking.record", "share max_size redact to")  # extension
+_RECORD = _rows("networking.record", "share max_cpu max_size redact to")  # extension
 _BATCHES = _rows("networking", "max_batch_size local_paths")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")

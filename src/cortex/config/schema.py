@@ -508,6 +508,7 @@ class RecordConfig(ConfigModel):
     null_means_default = frozenset({"redact", "to"})
 
     share: Annotated[str, BeforeValidator(percentage(above=0))] = "10%"  #: of the requests
+    max_cpu: Annotated[str, BeforeValidator(percentage(above=0))] = "1%"  #: of a core, for each process; 100%: no limit
     max_size: Annotated[int, BeforeValidator(_recording_size)] = 1024**3  #: bytes; the oldest files make room
     #: Paths in JSON bodies, names of headers and query parameters.
     redact: Annotated[list[Annotated[str, BeforeValidator(_redacted)]], BeforeValidator(a_list)] | None = None

@@ -1,12 +1,13 @@
 """The format of a recording: NDJSON, whose first line describes the file, and each further one an exchange.
 
-    {"cortex_recording":1,"api":"iris","replica":"iris-1f0a…","process":0,"started":"2026-11-23T14:00:00Z"}
+    {"cortex_recording":1,"api":"iris","replica":"iris-1f0a…","process":0,"started":"2026-11-23T14:00:00Z","share":0.1}
     {"id":"…","time":"…","duration_ms":3.1,"handler_ms":2.8,"method":"POST","path":"","query":"","headers":[…],
      "request":{"content_type":"application/json","json":{…}},"status":200,"response":{…}}
 
 A body is `json`, `text` or `base64`. `truncated` marks one of which only the beginning is recorded, `bytes` is its
 size; `redacted` marks one without the values of `networking.record.redact`; `omitted` one that could not be redacted.
-Keys are never written: no header or query parameter whose name is that of a credential.
+`unrecorded` counts the requests of the share that were left out since the line before, so that a replay knows how many
+requests per second there were. Keys are never written: no header or query parameter whose name is that of a credential.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class RawExchange(NamedTuple):
     answer: bytes
     answer_bytes: int
     is_stream: bool
+    unrecorded: int = 0  #: requests of the share since the one recorded before, of the same process
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class ExchangeEncoder:
             answer,
             answer_bytes,
             is_stream,
+            unrecorded,
         ) = raw
         headers: list[bytes] = []
         media_type = coding = b""
@@ -169,6 +172,7 @@ class ExchangeEncoder:
                 self._body(media_type, request, request_bytes, b""),
                 b',"status":%d,"response":' % status,
                 self._body(answer_type or b"", answer, answer_bytes, coding),
+                b',"unrecorded":%d' % unrecorded if unrecorded else b"",
                 b',"stream":true}\n' if is_stream else b"}\n",
             )
         )
@@ -305,6 +309,7 @@ class Exchange:
     status: int
     response: RecordedBody
     place: str = ""  #: `file:line`
+    stands_for: float = 1.0  #: requests that there were, with those that are not recorded
 
     @property
     def is_sendable(self) -> bool:
@@ -326,8 +331,8 @@ def parse_head(line: bytes, place: str) -> dict[str, Any]:
     return head
 
 
-def parse_exchange(line: bytes, place: str) -> Exchange:
-    """Parse a line; `place` is its `file:line`. Raises: InputError."""
+def parse_exchange(line: bytes, place: str, share: float = 1.0) -> Exchange:
+    """Parse a line; `place` is its `file:line`, and `share` that of its file. Raises: InputError."""
     data = _parse(line, place)
     try:
         handler_ms = data.get("handler_ms")
@@ -344,6 +349,7 @@ def parse_exchange(line: bytes, place: str) -> Exchange:
             status=int(data["status"]),
             response=_parse_body(data["response"]),
             place=place,
+            stands_for=(1 + int(data.get("unrecorded", 0))) / share,
         )
     except KeyError as error:
         raise InputError(f"{place}: this line of the recording is damaged: it has no {error.args[0]!r}") from None

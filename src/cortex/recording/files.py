@@ -25,6 +25,7 @@ class RecordingFile:
     path: Path
     head: dict[str, Any] = field(compare=False)
     started_s: float  #: UNIX time
+    share: float  #: of the requests
 
     @property
     def api(self) -> str:
@@ -39,7 +40,7 @@ class RecordingFile:
                 if not line.endswith(b"\n"):
                     return
                 if number > 1:
-                    yield parse_exchange(line, f"{self.path}:{number}")
+                    yield parse_exchange(line, f"{self.path}:{number}", self.share)
 
     def has_unfinished_line(self) -> bool:
         """Return whether the last line was cut off when its process was killed. Raises: InputError."""
@@ -107,8 +108,11 @@ def _read_head(path: Path) -> RecordingFile | None:
             parse_head(line, f"{path}:1")
         return None
     head = parse_head(line, f"{path}:1")
+    share = head.get("share")
+    if not (isinstance(share, int | float) and 0 < share <= 1):
+        share = 1.0  # versions of cortex before this field: not known
     try:
-        return RecordingFile(path, head, datetime.fromisoformat(head["started"]).timestamp())
+        return RecordingFile(path, head, datetime.fromisoformat(head["started"]).timestamp(), share)
     except (KeyError, ValueError, TypeError):
         raise InputError(f'{path}:1: this line of the recording is damaged: it has no valid "started"') from None
 

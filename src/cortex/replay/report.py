@@ -12,6 +12,8 @@ from cortex.replay.statistics import DurationHistogram, FieldDifferences, Replay
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _SHOWN_FIELDS = 20
+#: Requests for each recorded one, from which a paced replay has much less load than there was.
+_THIN = 1.1
 _WIDTH, _HEIGHT, _MARGIN = 640, 220, 44
 
 
@@ -26,6 +28,7 @@ class ReplayReport:
     tolerance: float
     ignored: tuple[str, ...]
     max_share: float  #: of different answers that passes
+    is_paced: bool = False  #: at the pace of the recording, or a multiple of it
 
     @property
     def passes(self) -> bool:
@@ -54,6 +57,10 @@ def notes(report: ReplayReport) -> list[str]:
     if counts.unfinished:
         files = f"{counts.unfinished} file{'s' if counts.unfinished != 1 else ''}"
         texts.append(f"the last line of {files} is unfinished: the process that wrote it was killed")
+    if report.is_paced and (thinning := counts.original_requests / max(1, counts.recorded_requests)) >= _THIN:
+        factor = f"{thinning:.3g}"
+        text = "the recording has one of {0} requests: --rate {0}x sends as many per second as there were"
+        texts.append(text.format(factor))
     if counts.late_s >= 1:
         texts.append(f"up to {counts.late_s:.1f} s behind the pace of the recording: raise --concurrency")
     return texts

@@ -99,6 +99,8 @@ class ReplaySession:
         for exchange in islice(self._recording.exchanges(), self._settings.limit):
             if self._failures:
                 return
+            self._statistics.recorded_requests += 1
+            self._statistics.original_requests += exchange.stands_for
             if not exchange.is_sendable:
                 self._statistics.skipped += 1
                 continue

@@ -82,6 +82,8 @@ class ReplayStatistics:
     compared: int = 0
     different: int = 0  #: answers with at least one difference, and requests without an answer
     unanswered: int = 0
+    recorded_requests: int = 0  #: those read from the recording
+    original_requests: float = 0.0  #: those that there were, with an estimate of those that are not recorded
     skipped: int = 0  #: requests that are not recorded completely
     redacted: int = 0  #: requests that were sent without the values that the recording lacks
     unfinished: int = 0  #: lines that a killed process left behind

@@ -113,6 +113,7 @@ class ReplicaSpec:
     start_timeout_s: float = 600.0  #: of `type: command`: time until the server is ready
     preload: bool = False  #: the class is constructed in a fork server, from which the processes are forked
     record_share: float = 0.0  #: part of the requests that are recorded; 0: none
+    record_max_cpu: float = 1.0  #: part of a core that recording uses at most, per process; 1: no limit
     record_max_bytes: int = 0  #: of the recording
     record_redact: tuple[str, ...] = ()  #: as in `config.schema.RecordConfig`
     record_to: str = field(default="", metadata=HOME_PATH)  #: folder or URL

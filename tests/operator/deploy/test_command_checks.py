@@ -67,6 +67,16 @@ def test_an_absolute_path_is_a_program_of_this_machine(program: str, problem: st
     assert bool(problem) == bool(found)
 
 
+def test_a_limit_of_recording_changes_the_revision_unless_it_is_the_default() -> None:
+    record = {"share": "10%", "max_size": 2**30, "redact": None, "to": None}
+    handler = {"interface": "handler", "type": "python", "path": "handler.py"}
+    revisions = [
+        revision_of(Api.model_validate({"name": "own", "handler": handler, "networking": {"record": each}}), "p", "n")
+        for each in (record, record | {"max_cpu": "1%"}, record | {"max_cpu": "2%"})
+    ]
+    assert revisions[0] == revisions[1] != revisions[2]
+
+
 def test_another_endpoint_needs_new_processes_only_for_a_command() -> None:
     command = {"interface": "handler", "type": "command", "command": ["server"]}
     python = {"interface": "handler", "type": "python", "path": "handler.py"}

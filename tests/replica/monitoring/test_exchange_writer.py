@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from cortex.replica.monitoring import exchange_writer
 from cortex.replica.monitoring.exchange_writer import (
     FAILED_KEY,
     FULL_KEY,
+    LIMITED_KEY,
     RECORDED_KEY,
     STOPPED_KEY,
+    CpuBudget,
     ExchangeWriter,
 )
 from cortex.replica.monitoring.metrics import MetricFile, RequestRecorder, read_metrics
@@ -92,12 +96,16 @@ class Client:
 
 @contextmanager
 def running(
-    folder: Path, handle: Callable[[Connection], None] = echo, storage: RecordingStorage | None = None, share: float = 1
+    folder: Path,
+    handle: Callable[[Connection], None] = echo,
+    storage: RecordingStorage | None = None,
+    share: float = 1,
+    max_cpu: float = 1,
 ) -> Iterator[tuple[Client, Callable[[str], float]]]:
     """Yield a client of a recorded connection, and a function that reads a counter."""
     file = MetricFile(folder / "metrics")
     storage = storage or FolderStorage(folder / "rec", "iris-0-1", head, MAX_BYTES)
-    writer = ExchangeWriter(share, Redaction(), storage, file, "rec")
+    writer = ExchangeWriter(share, max_cpu, Redaction(), storage, file, "rec")
     writer.start()
     client = Client(handle, writer)
     try:
@@ -161,6 +169,50 @@ def test_the_share_is_chosen_by_the_request_id(tmp_path: Path) -> None:
         chosen.append([each["id"] for each in lines(tmp_path / name)[1:]])
     assert chosen[0] == chosen[1]
     assert 30 < len(chosen[0]) < 90
+
+
+def test_recording_takes_a_part_of_a_core_at_most_and_saves_up_one_second() -> None:
+    budget, now_ns, used_ns, thread_ns = CpuBudget(0.01), 5_000_000_000, 0, 0
+    for _ in range(200_000):  # requests without an end, each recorded unless recording pauses
+        thread_ns += 5_000
+        used_ns += 20_000 + 5_000
+        pause_s = budget.spend(now_ns, 20_000, thread_ns)
+        now_ns += 20_000 + int(pause_s * 1e9)
+        assert used_ns <= 0.01 * (now_ns - 5_000_000_000) + 0.01 * 1e9 + 25_000
+    assert used_ns > 0.0099 * (now_ns - 5_000_000_000)
+
+
+def test_recording_without_a_limit_never_pauses() -> None:
+    budget = CpuBudget(1.0)
+    assert not any(budget.spend(number, 10**12, 10**12 * number) for number in range(10))
+
+
+def test_requests_beyond_the_cpu_time_are_counted_and_not_recorded(tmp_path: Path) -> None:
+    with running(tmp_path, max_cpu=1e-9) as (client, count):
+        for number in range(30):
+            client.send(b"{}", number)
+        wait_until(lambda: count(RECORDED_KEY) == 1)
+    assert count(LIMITED_KEY) == 29
+    assert [each["id"] for each in lines(tmp_path)[1:]] == ["0"]
+
+
+@pytest.mark.parametrize("handle", [echo, stream])
+def test_a_recording_counts_the_requests_that_it_lacks(
+    tmp_path: Path, handle: Callable[[Connection], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_writer, "_BURST_S", 0.0)
+    numbers = itertools.count(1)
+    with running(tmp_path, handle, max_cpu=0.01) as (client, count):
+
+        def send() -> bool:
+            client.send(b"{}", next(numbers))
+            return count(RECORDED_KEY) >= 4
+
+        wait_until(send)
+    found = lines(tmp_path)[1:]
+    ids = [int(each["id"]) for each in found]
+    assert [each.get("unrecorded", 0) for each in found] == [ids[0] - 1, *(b - a - 1 for a, b in pairwise(ids))]
+    assert len(found) + count(LIMITED_KEY) == next(numbers) - 1
 
 
 def test_requests_of_a_replay_are_left_out(tmp_path: Path) -> None:

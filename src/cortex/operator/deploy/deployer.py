@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cortex.config.document import parse
-from cortex.config.schema import Api, PinnedModel
+from cortex.config.schema import Api, PinnedModel, RecordConfig
 from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError, with_article
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
@@ -382,6 +382,8 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
         parts["readiness"] = api.readiness
     if api.networking.record is not None:
         parts["record"] = api.networking.record.model_dump(mode="json")
+        if api.networking.record.max_cpu == RecordConfig.model_fields["max_cpu"].default:
+            del parts["record"]["max_cpu"]
     if api.runs_command:  # its environment has the endpoint
         parts["endpoint"] = api.networking.endpoint
     return _digest(parts)

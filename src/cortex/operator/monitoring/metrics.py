@@ -63,7 +63,7 @@ HELP: Mapping[str, str] = {
     "cortex_predictions_total": "Tracked predictions, by class for classification.",
     "cortex_untracked_predictions_total": "Responses without a prediction of the tracker's type.",
     "cortex_recorded_requests_total": "Requests in the recording of networking.record.",
-    "cortex_unrecorded_requests_total": "Requests that could not be recorded, by reason.",
+    "cortex_unrecorded_requests_total": "Requests of the share of networking.record that are not recorded, by reason.",
     "cortex_prediction_value_sum": "Sum of tracked numbers.",
     "cortex_prediction_value_min": "Smallest tracked number.",
     "cortex_prediction_value_max": "Largest tracked number.",

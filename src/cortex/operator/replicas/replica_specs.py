@@ -75,6 +75,7 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         tracker_type=api.tracker.model_type if api.tracker else None,
         readiness=api.readiness,
         record_share=fraction(record.share) if record else 0.0,
+        record_max_cpu=fraction(record.max_cpu) if record else 1.0,
         record_max_bytes=record.max_size if record else 0,
         record_redact=tuple(record.redact or ()) if record else (),
         record_to=(record.to or str(home.recordings_dir)) if record else "",

@@ -22,6 +22,7 @@ from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from httptools import HttpRequestParser
 
@@ -649,8 +650,12 @@ class Connection:
         else:
             self._send(start)
             self._send(body)
-        if self._exchanges is not None and self.open and not self._refused:
-            self._exchanges.add(self, status, media_type, headers, body)
+        exchanges = self._exchanges
+        if exchanges is not None and crc32(self.request_id) < exchanges.limit and self.open and not self._refused:
+            if exchanges.is_paused:
+                exchanges.skipped += 1
+            else:
+                exchanges.add(self, status, media_type, headers, body)
         self._finish_response()
 
     def respond_error(

@@ -3,8 +3,10 @@
 Once an answer is sent, the event loop puts a share of the requests with their answers into a queue that is limited in
 bytes, and a thread writes what has gathered. The event loop encodes short exchanges itself: a thread would need the
 interpreter lock for it just as long, and find nothing of them in the caches of the CPU. The thread encodes long ones,
-and those with values to redact. Requests that find the queue full are counted instead. Recording never fails a request:
-if it can't go on, it stops with one line in the log, and tries again after a minute.
+and those with values to redact. Both together use at most `max_cpu` of a core, so that recording costs as little of the
+throughput, whatever the rate and the size of requests. Those that come while that is used up, or find the queue full,
+are counted instead. Recording never fails a request: if it can't go on, it stops with one line in the log, and tries
+again after a minute.
 
 `python -m benchmarks.recording` measures what it costs.
 """
@@ -43,17 +45,24 @@ _BATCH_BYTES = 256 * 1024
 _CLOSE_S = 2.0
 #: The event loop encodes exchanges whose bodies are together at most so long.
 _SHORT_BYTES = 4096
+_NS_PER_S = 1_000_000_000
 _FIXED_BYTES = 1024  #: of an exchange besides its bodies
+
+#: CPU time that was not used is kept for so long.
+_BURST_S = 1.0
+#: Recording that has used its CPU time pauses for so long at least, because exchanges in a row take half the CPU time.
+_PAUSE_S = 0.05
 
 RECORDED = "cortex_recorded_requests_total"
 UNRECORDED = "cortex_unrecorded_requests_total"
 RECORDED_KEY = series_key(SeriesKind.COUNTER, RECORDED)
-#: By reason: there were more requests than the thread could write, recording had stopped, or it stopped with them.
+#: By reason: recording had used its CPU time, there were more requests than the thread could write, recording had
+#: stopped, or it stopped with them.
 UNRECORDED_KEYS = {
     reason: series_key(SeriesKind.COUNTER, UNRECORDED, {"reason": reason})
-    for reason in ("queue full", "stopped", "write failed")
+    for reason in ("max_cpu", "queue full", "stopped", "write failed")
 }
-FULL_KEY, STOPPED_KEY, FAILED_KEY = UNRECORDED_KEYS.values()
+LIMITED_KEY, FULL_KEY, STOPPED_KEY, FAILED_KEY = UNRECORDED_KEYS.values()
 
 
 class StreamedAnswer:
@@ -81,14 +90,50 @@ class StreamedAnswer:
         return b"".join(self._parts)
 
 
+class CpuBudget:
+    """CPU time that may be used: a part of the time that passes, of which at most `_BURST_S` is saved up.
+
+    It is kept as the time until which what was used is paid (a leaky bucket).
+    """
+
+    def __init__(self, part: float) -> None:
+        self._part = part  #: of a core; 1: no limit
+        self._paid_until_ns = 0.0  #: monotonic
+        self._thread_ns = 0
+
+    def spend(self, now_ns: int, loop_ns: int, thread_ns: int) -> float:
+        """Account for CPU time: `loop_ns` was used now, `thread_ns` since the start. Return the pause that it takes."""
+        if self._part >= 1:
+            return 0.0
+        used_ns = loop_ns + thread_ns - self._thread_ns
+        self._thread_ns = thread_ns
+        self._paid_until_ns = max(self._paid_until_ns, now_ns) + used_ns / self._part
+        ahead_s = (self._paid_until_ns - now_ns) / _NS_PER_S - _BURST_S
+        return ahead_s + _PAUSE_S if ahead_s > 0 else 0.0
+
+
 class ExchangeWriter:
     """Records exchanges of one process. `add`, `begin` and `end` are for the event-loop thread."""
 
     def __init__(
-        self, share: float, redaction: Redaction, storage: RecordingStorage, file: MetricFile | None, place: str
+        self,
+        share: float,
+        max_cpu: float,
+        redaction: Redaction,
+        storage: RecordingStorage,
+        file: MetricFile | None,
+        place: str,
     ) -> None:
-        """Create the writer; `place` names the storage in log lines."""
-        self._limit = round(share * 2**32)
+        """Create the writer.
+
+        `max_cpu` is the part of a core that it uses at most; 1: no limit. `place` names the storage in log lines.
+        """
+        self.limit = round(share * 2**32)  #: of the checksums of request ids that belong to the share
+        self.is_paused = False  #: recording has used its CPU time
+        self.skipped = 0  #: requests of the share during this pause
+        self._cpu_budget = CpuBudget(max_cpu)
+        self._thread_ns = 0  #: CPU time of the thread
+        self._unrecorded = 0  #: requests of the share since the last one that was recorded
         self._short_bytes = 0 if redaction.paths else _SHORT_BYTES
         self._short_encoder, self._encoder = ExchangeEncoder(redaction), ExchangeEncoder(redaction)
         self._storage = storage
@@ -99,7 +144,7 @@ class ExchangeWriter:
         self._added_bytes = self._removed_bytes = 0
         self._cells = {
             key: (file.cells, index)
-            for key in (RECORDED_KEY, FULL_KEY, STOPPED_KEY, FAILED_KEY)
+            for key in (RECORDED_KEY, *UNRECORDED_KEYS.values())
             if file is not None and (index := file.index_of(key)) is not None
         }
         self._wake = threading.Event()
@@ -115,25 +160,29 @@ class ExchangeWriter:
 
     def close(self) -> None:
         """Write what is queued, for at most two seconds."""
+        self._resume()
         self._is_closing = True
         self._wake.set()
         self._has_gathered.set()
         self._thread.join(_CLOSE_S)
 
-    # Event loop, after the answer was sent.
+    # Event loop, after the answer was sent. `Connection.respond` compares the share and pauses, as this is faster.
 
     def add(
         self, connection: Connection, status: int, media_type: bytes | None, headers: Sequence[Header], body: bytes
     ) -> None:
-        """Record a complete answer, if the request belongs to the share."""
-        if zlib.crc32(connection.request_id) < self._limit and connection.is_recordable:
+        """Record a complete answer of a request that belongs to the share."""
+        if connection.is_recordable:
             self._put(connection, status, media_type, headers, body[:MAX_BODY_BYTES], len(body), is_stream=False)
 
     def begin(
         self, connection: Connection, status: int, media_type: bytes | None, headers: Sequence[Header]
     ) -> StreamedAnswer | None:
-        """Begin to record an answer; None if the request does not belong to the share."""
-        if zlib.crc32(connection.request_id) >= self._limit or not connection.is_recordable:
+        """Begin to record an answer; None if the request is not recorded."""
+        if zlib.crc32(connection.request_id) >= self.limit or not connection.is_recordable:
+            return None
+        if self.is_paused:
+            self.skipped += 1
             return None
         return StreamedAnswer(status, media_type, headers)
 
@@ -160,12 +209,13 @@ class ExchangeWriter:
         is_stream: bool,
     ) -> None:
         if self._pauses:
-            self._count(STOPPED_KEY)
+            self._lose(STOPPED_KEY)
             return
         waiting = self._added_bytes - self._removed_bytes
         if waiting >= MAX_QUEUED_BYTES:
-            self._count(FULL_KEY)
+            self._lose(FULL_KEY)
             return
+        began_ns = time.thread_time_ns()
         now_ns = time.monotonic_ns()
         request, request_size = connection.recorded_body
         started_ns = connection.started_ns
@@ -186,6 +236,7 @@ class ExchangeWriter:
             body,
             size,
             is_stream,
+            self._unrecorded,
         )
         raw = tuple.__new__(RawExchange, fields)
         exchange: RawExchange | bytes = raw
@@ -193,6 +244,7 @@ class ExchangeWriter:
             exchange = self._encoded(raw)
             if not exchange:  # a request of a replay
                 return
+        self._unrecorded = 0
         self._added_bytes += _size(exchange)
         with self._lock:
             queue = self._queue
@@ -206,12 +258,25 @@ class ExchangeWriter:
             self._wake.set()
         if waiting >= _GATHER_BYTES and not self._has_gathered.is_set():
             self._has_gathered.set()
+        pause_s = self._cpu_budget.spend(now_ns, time.thread_time_ns() - began_ns, self._thread_ns)
+        if pause_s and not self.is_paused:
+            self.is_paused = True
+            asyncio.get_running_loop().call_later(pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self.is_paused = False
+        self._lose(LIMITED_KEY, self.skipped)
+        self.skipped = 0
 
     def _encoded(self, exchange: RawExchange) -> RawExchange | bytes:
         try:
             return self._short_encoder.encode(exchange)
         except Exception:
             return exchange  # the thread fails likewise, and counts it
+
+    def _lose(self, key: str, number: int = 1) -> None:
+        self._unrecorded += number
+        self._count(key, number)
 
     def _count(self, key: str, number: int = 1) -> None:
         cell = self._cells.get(key)
@@ -232,6 +297,7 @@ class ExchangeWriter:
             self._wake.clear()
             self._has_gathered.clear()
             self._write_queued()
+            self._thread_ns = time.thread_time_ns()
         self._write_queued()
         with contextlib.suppress(OSError, StorageError):
             self._storage.close()
@@ -312,6 +378,7 @@ def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> Exchange
             process=int(index),
             started=started,
             redact=list(spec.record_redact),
+            share=spec.record_share,
         )
 
     name = f"{spec.id}-{index}-{os.getpid()}"
@@ -322,7 +389,8 @@ def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> Exchange
     else:
         place = str(Path(spec.record_to) / spec.api)
         storage = FolderStorage(Path(place), name, head, spec.record_max_bytes)
-    writer = ExchangeWriter(spec.record_share, Redaction.parse(spec.record_redact), storage, file, place)
+    redaction = Redaction.parse(spec.record_redact)
+    writer = ExchangeWriter(spec.record_share, spec.record_max_cpu, redaction, storage, file, place)
     writer.start()
     return writer
 

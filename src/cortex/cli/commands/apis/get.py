@@ -156,9 +156,12 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
 
 
 def _recording_line(recording: Json) -> str:
-    missing = [f"{number:,} {reason}" for reason, number in recording["unrecorded"].items() if number]
-    lost = f", not recorded: {', '.join(missing)} (`cortex logs` shows why)" if missing else ""
-    return f"recorded: {recording['recorded']:,} requests{lost}"
+    unrecorded = {reason: number for reason, number in recording["unrecorded"].items() if number}
+    beyond = unrecorded.pop("max_cpu", 0)
+    left_out = f", left out because of max_cpu: {beyond:,}" if beyond else ""
+    missing = ", ".join(f"{number:,} {reason}" for reason, number in unrecorded.items())
+    lost = f", not recorded: {missing} (`cortex logs` shows why)" if missing else ""
+    return f"recorded: {recording['recorded']:,} requests{left_out}{lost}"
 
 
 def _live_revision(newest: int, live: int | None) -> str:

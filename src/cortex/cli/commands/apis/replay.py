@@ -124,7 +124,14 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             statistics = _replay(recording, target, settings, rules, session)
     session.console.clear_progress()
     report = ReplayReport(
-        arguments.recording, name, arguments.against, statistics, rules.tolerance, tuple(arguments.ignore), max_share
+        arguments.recording,
+        name,
+        arguments.against,
+        statistics,
+        rules.tolerance,
+        tuple(arguments.ignore),
+        max_share,
+        is_paced=settings.speed is not None,
     )
     for file in reports:
         _write(file, report)
