@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -67,6 +68,15 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
     assert lines[3] == f"  docs: {running.url('/first')}/docs"
     answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
     assert json.loads(answer.stdout) == {"answer": 42}
+
+
+def test_the_times_of_several_apis_count_from_the_same_moment(running: Installation, tmp_path: Path) -> None:
+    write_project(tmp_path, SOURCE, CONFIG.replace("NAME", "one") + CONFIG.replace("NAME", "two"))
+
+    output = cortex(running.home, "deploy", tmp_path).stdout
+
+    one, two = (float(seconds) for seconds in re.findall(r"is live \((.*) s\)", output))
+    assert 0 < one <= two
 
 
 def test_deploy_without_a_sample_says_what_to_send(running: Installation, tmp_path: Path) -> None:

@@ -46,9 +46,12 @@ def show_docs(api: Json, session: Session) -> None:
         session.console.line(f"  docs: {docs}")
 
 
-def wait(client: Client, name: str, session: Session) -> UpdateOutcome | None:
-    """Show the progress of an API until it is live or has failed; return None if it was deleted in the meantime."""
-    began = time.monotonic()
+def wait(client: Client, name: str, session: Session, began: float | None = None) -> UpdateOutcome | None:
+    """Show the progress of an API until it is live or has failed; return None if it was deleted in the meantime.
+
+    `began` is the time of the update by `time.monotonic`, now by default: of several APIs, all are updated at once.
+    """
+    began = time.monotonic() if began is None else began
     poll_s = _PROGRESS_S if session.console.err_is_terminal else _POLL_S
     waits_for = ""
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         for result in results if not as_json else ():
             show_result(result, session)
         if not arguments.no_wait:
-            results = [_wait(client, result, file.parent, session, as_json) for result in results]
+            began = time.monotonic()
+            results = [_wait(client, result, file.parent, session, as_json, began) for result in results]
     except KeyboardInterrupt:
         session.console.note("the deployment continues; `cortex get` shows its status")
         raise
@@ -105,9 +107,9 @@ def _confirm(package: Package, yes: bool, session: Session) -> None:
         raise InputError("nothing was deployed")
 
 
-def _wait(client: Client, result: Json, folder: Path, session: Session, as_json: bool) -> Json:
+def _wait(client: Client, result: Json, folder: Path, session: Session, as_json: bool, began: float) -> Json:
     """Wait until an API is live or has failed; return its result, with the error if there is one."""
-    if result["error"] or (outcome := wait(client, result["api"], session)) is None:
+    if result["error"] or (outcome := wait(client, result["api"], session, began)) is None:
         return result
     if not outcome.is_live:
         return {**result, "error": report_failure(outcome.api, session)}
