@@ -200,6 +200,26 @@ async def test_all_responses_are_counted_under_load_with_reloads(home: Home) -> 
         await eventually(exact)
 
 
+async def test_the_average_duration_survives_a_reload(home: Home) -> None:
+    async with world(home) as w:
+        iris = backend("iris", await w.server("a"))
+        await w.gateway.startup(table(iris))
+        assert (await w.gateway.stats())["iris"].average_ms is None
+        assert (await ask(w.port, "/iris?sleep=0.05")).status == 200
+        measured = (await w.gateway.stats())["iris"].average_ms
+        assert measured is not None and measured >= 50
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+
+        async def old_worker_has_exited() -> bool:
+            await w.gateway.stats()
+            return not (await runtime.workers()).old
+
+        await w.gateway.apply(table(iris, backend("other")))
+        await eventually(old_worker_has_exited)
+
+        assert (await w.gateway.stats())["iris"].average_ms == measured
+
+
 async def test_an_api_that_was_deleted_and_deployed_again_starts_at_zero(home: Home) -> None:
     async with world(home) as w:
         iris = backend("iris", await w.server("a"))

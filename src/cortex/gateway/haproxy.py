@@ -121,6 +121,7 @@ class HaproxyGateway:
         self._leaving = False  # the current worker still has a server that is not in the table
         self._failed_probes = 0
         self._totals = ResponseTotals(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
+        self._averages: dict[str, float | None] = {}  # the last known ones, by API
         self._watch: int | None = None
         self._recovery: asyncio.Task[None] | None = None
 
@@ -204,7 +205,12 @@ class HaproxyGateway:
                 api = api_of(name)
                 if api is not None and not (api in shadows and name.endswith(CANARY_SUFFIX)):
                     by_api.setdefault(api, []).append(state)
-        return {api: backend_stats(states, totals.get(api, {})) for api, states in by_api.items()}
+        stats = {api: backend_stats(states, totals.get(api, {})) for api, states in by_api.items()}
+        for api, each in stats.items():
+            if each.average_ms is None and each.responses:  # a reload: the new worker has sent no response yet
+                stats[api] = replace(each, average_ms=self._averages.get(api))
+        self._averages = {api: each.average_ms for api, each in stats.items()}
+        return stats
 
     async def ensure_running(self) -> None:
         """Replace an HAProxy that died or hangs, and retry a failed `apply`. Call it about every second."""
