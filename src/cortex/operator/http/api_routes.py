@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,8 +46,8 @@ _MAX_CONFIG_BYTES = 1024 * 1024
 #: The archive has the project's files, their names and the configuration.
 _MAX_UPLOAD_BYTES = MAX_PROJECT_BYTES + 16 * 1024 * 1024
 _MAX_WAIT_S = 60.0
-#: Limit on the wait for the gateway's routes after a deletion.
-_DELETED_S = 5.0
+#: Limit on the wait for the gateway's routes after a deploy or a deletion.
+_ROUTES_S = 5.0
 _NAME = re.compile(r"[a-z][-a-z0-9]{0,63}")
 
 
@@ -66,18 +67,20 @@ def deploy_routes(services: Services) -> APIRouter:
         body = await read_body(request, _MAX_UPLOAD_BYTES)
         name = config or x_cortex_config or "cortex.yaml"
         results = await deployer.deploy(body, name, force, request.state.principal, caller_of(request))
-        return _record(request, results)
+        return await _finish(request, services, results)
 
     @router.post("/patch")
     async def patch(request: Request, force: bool = False) -> list[Json]:
         """Change the configuration of deployed APIs: the body is a `cortex.yaml`."""
         body = await read_body(request, _MAX_CONFIG_BYTES)
-        return _record(request, await deployer.patch(body, force, request.state.principal, caller_of(request)))
+        results = await deployer.patch(body, force, request.state.principal, caller_of(request))
+        return await _finish(request, services, results)
 
     @router.post("/apis/{api}/rollback")
     async def rollback(request: Request, api: str, revision: int | None = None, force: bool = False) -> Json:
         """Deploy a revision of an API's history again; by default the one that was live before."""
-        return _record(request, [await deployer.rollback(api, revision, force, caller_of(request))])[0]
+        result = await deployer.rollback(api, revision, force, caller_of(request))
+        return (await _finish(request, services, [result]))[0]
 
     @router.post("/apis/{api}/promote")
     async def promote(request: Request, api: str) -> Json:
@@ -97,7 +100,7 @@ def deploy_routes(services: Services) -> APIRouter:
         """
         result = await deployer.delete(api, keep_cache)
         await services.jobs.api_deleted(api, keep_cache)
-        await services.reconciler.settled(api, _DELETED_S)  # callers rely on it: the endpoint is gone on return
+        await services.reconciler.settled(api, _ROUTES_S)  # callers rely on it: the endpoint is gone on return
         return asdict(result)
 
     return router
@@ -189,10 +192,13 @@ def promote_revision(services: Services, api: str, by: str) -> DeployResult:
     return DeployResult(api, f"promoting revision {record.number} of {api}")
 
 
-def _record(request: Request, results: Sequence[DeployResult]) -> list[Json]:
-    """Add what a deploy did to each API to the audit log; return it as JSON."""
+async def _finish(request: Request, services: Services, results: Sequence[DeployResult]) -> list[Json]:
+    """Add what a deploy did to each API to the audit log, wait for its routes, and return it as JSON."""
     for result in results:
         record_change(request, result.error or result.message, result.api, is_done=not result.error)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ROUTES_S):
+            await services.reconciler.publish_now()  # callers rely on it: the endpoints exist on return
     return [asdict(result) for result in results]
 
 
