@@ -14,6 +14,7 @@ import pytest
 
 import cortex
 from cortex.client import Client
+from cortex.client.client import call_api
 from cortex.errors import ConfigError, InputError, NotFoundError, UserError
 from harness.installations.deployed import BatchPredictor, Once, PythonPredictor, Times, TimesAll
 from harness.installations.installation import Installation, installation, write_project
@@ -73,8 +74,21 @@ def test_a_configuration_file_is_deployed(client: Client, tmp_path: Path) -> Non
     write_project(tmp_path, ECHO, config)
 
     client.deploy_file(tmp_path, wait=True)
-
     assert client.predict("of-file", 5) == 5
+    client.delete("of-file")
+
+    client.deploy(tmp_path / "cortex.yaml", wait=True)  # the form of clients of 0.22 to 0.24
+    assert client.predict("of-file", 5) == 5
+    with pytest.raises(ValueError, match="`project_dir` must be given"):
+        client.deploy(SPEC)
+
+
+def test_an_endpoint_exists_as_soon_as_its_deploy_returns(client: Client) -> None:
+    client.create_api({"name": "at-once", "kind": "TaskAPI"}, task=Once)
+
+    endpoint = client.get_api("at-once")["endpoint"]
+    assert call_api(endpoint, b"{}", "application/json").status == 200
+    client.delete("at-once")
 
 
 def test_a_class_is_deployed(client: Client) -> None:
@@ -211,6 +225,33 @@ def test_classes_of_other_kinds_and_splitters_are_deployed(client: Client) -> No
         client.delete(name)
     with pytest.raises(ValueError, match="`kind` must be TaskAPI"):
         client.deploy_task_api(SPEC, task=Once)
+
+
+def test_a_function_of_a_script_is_deployed_as_a_task(running: Installation, tmp_path: Path) -> None:
+    script = """
+    import cortex
+
+    STEPS = 3
+
+    def train(config):
+        print("trained", STEPS, config["model"])
+
+    client = cortex.client()
+    client.create_api({"name": "trainer", "kind": "TaskAPI"}, task=train)
+    job = client.submit_job("trainer", {"config": {"model": "iris"}})["job_id"]
+    assert client.wait_job("trainer", job)["job_status"]["status"] == "succeeded"
+    print([line for line in client.job_logs("trainer", job) if "trained 3 iris" in line] != [])
+    client.delete("trainer")
+    """
+    file = tmp_path / "train_it.py"
+    file.write_text(textwrap.dedent(script))
+    environ = {**os.environ, "CORTEX_HOME": str(running.home)}
+
+    for source in (["train_it.py"], ["-c", file.read_text()]):  # from a file, and without one
+        done = subprocess.run(
+            [sys.executable, *source], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_environments_are_created_listed_and_deleted(client: Client, running: Installation) -> None:

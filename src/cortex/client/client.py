@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from cortex.client.access import AccessClient
@@ -53,15 +54,20 @@ class Client(JobClient, AccessClient):
 
     def deploy(
         self,
-        api_spec: ApiSpec | Sequence[ApiSpec],
-        project_dir: str | Path,
+        api_spec: ApiSpec | Sequence[ApiSpec] | str | Path,
+        project_dir: str | Path | None = None,
         force: bool = True,
         wait: bool = False,
     ) -> list[dict[str, Any]]:
         """Deploy one or several API specifications with the code in `project_dir`; return the results of `upload`.
 
-        With `wait`, return once all APIs are live. Raises: UserError if an API fails to become live.
+        A path in place of the specifications is that of a configuration file, as in clients of 0.22 to 0.24. With
+        `wait`, return once all APIs are live. Raises: UserError if an API fails to become live.
         """
+        if isinstance(api_spec, str | Path):
+            return self.deploy_file(api_spec, force, wait)
+        if project_dir is None:
+            raise ValueError("`project_dir` must be given with `api_spec`")
         specs = [api_spec] if isinstance(api_spec, Mapping) else list(api_spec)
         for spec in specs:
             _check_name(spec)
@@ -113,13 +119,16 @@ class Client(JobClient, AccessClient):
     def deploy_task_api(
         self,
         api_spec: ApiSpec,
-        task: type,
+        task: type | FunctionType,
         requirements: Sequence[str] = (),
         conda_packages: Sequence[str] = (),
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, Any]:
-        """Deploy a class as a TaskAPI and set `definition.path`. Otherwise like `deploy_realtime_api`."""
+        """Deploy a class, or a function of `config`, as a TaskAPI and set `definition.path`.
+
+        Otherwise like `deploy_realtime_api`.
+        """
         _check_kind(api_spec, ApiKind.TASK)
         return self._deploy_class(api_spec, "definition", task, requirements, conda_packages, force, wait)
 
@@ -138,9 +147,9 @@ class Client(JobClient, AccessClient):
         project_dir: str | Path | None = None,
         force: bool = True,
         wait: bool = False,
-        task: type | None = None,
+        task: type | FunctionType | None = None,
     ) -> list[dict[str, Any]]:
-        """Deploy a predictor class, a task class, or the code in `project_dir`. Older name of the `deploy_…` methods.
+        """Deploy a predictor class, a task, or the code in `project_dir`. Older name of the `deploy_…` methods.
 
         A TrafficSplitter takes none of the three.
         """
@@ -331,7 +340,7 @@ class Client(JobClient, AccessClient):
         self,
         api_spec: ApiSpec,
         section: str,
-        target: type,
+        target: type | FunctionType,
         requirements: Sequence[str],
         conda_packages: Sequence[str],
         force: bool,
@@ -339,7 +348,7 @@ class Client(JobClient, AccessClient):
     ) -> dict[str, Any]:
         if isinstance(requirements, str) or isinstance(conda_packages, str):
             raise ValueError("`requirements` and `conda_packages` must be lists (got a string)")
-        if not isinstance(target, type):
+        if not isinstance(target, (type, FunctionType) if section == "definition" else type):
             raise ValueError(f"`{section}` must be a class (got {type(target).__name__})")
         spec: dict[str, Any] = copy.deepcopy(dict(api_spec))
         code = spec.setdefault(section, {}) if section == "definition" else spec.get(section)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 _MAIN = "__main__"
 _PICKLE_NAME = "handler.pickle"
@@ -23,8 +25,8 @@ class SavedClass:
     requirements: tuple[str, ...] = ()
 
 
-def save_class(target: type, folder: Path, class_name: str) -> SavedClass:
-    """Save `target` in `folder` under the name `class_name`.
+def save_class(target: type | FunctionType, folder: Path, class_name: str) -> SavedClass:
+    """Save `target` in `folder` under the name `class_name`. A function becomes the `__call__` of such a class.
 
     For a class of an imported module, the file is copied. For a class of the main script, only the statements that the
     class depends on are copied, because running the whole script would deploy again. Imported modules next to the file
@@ -35,12 +37,15 @@ def save_class(target: type, folder: Path, class_name: str) -> SavedClass:
         return _pickle(target, folder)
     text = file.read_text()
     tree = ast.parse(text)
-    if target.__qualname__ not in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
-        raise ValueError(f"the class {target.__qualname__} must be at the top level of {file.name}")
+    if target.__qualname__ not in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}:
+        what = "class" if isinstance(target, type) else "function"
+        raise ValueError(f"the {what} {target.__qualname__} must be at the top level of {file.name}")
     if target.__module__ == _MAIN:
         text = extract(text, target.__name__)
         tree = ast.parse(text)
-    if target.__name__ != class_name:
+    if isinstance(target, FunctionType):
+        text += f"\n\nclass {class_name}:\n    def __call__(self, config):\n        return {target.__name__}(config)\n"
+    elif target.__name__ != class_name:
         text += f"\n\n{class_name} = {target.__name__}\n"
     name = f"{file.stem}.py"
     (folder / name).write_text(text)
@@ -67,7 +72,7 @@ def extract(text: str, name: str) -> str:
     return "\n".join(line if number in keep_lines else "" for number, line in enumerate(lines, 1)).rstrip() + "\n"
 
 
-def _source_file(target: type) -> Path | None:
+def _source_file(target: type | FunctionType) -> Path | None:
     module = sys.modules.get(target.__module__)
     if module is None or (target.__module__ == _MAIN and not hasattr(module, "__file__")):
         return None
@@ -79,14 +84,22 @@ def _source_file(target: type) -> Path | None:
     return file if file.is_file() and file.suffix == ".py" and "ipykernel" not in str(file) else None
 
 
-def _pickle(target: type, folder: Path) -> SavedClass:
+def _pickle(target: type | FunctionType, folder: Path) -> SavedClass:
     try:
         import dill  # noqa: PLC0415 - optional dependency for classes without a file
     except ImportError:
         raise ValueError(f"{target.__name__} has no source file; save it in a file or install dill") from None
     with (folder / _PICKLE_NAME).open("wb") as stream:
-        dill.dump(target, stream, recurse=True)
+        dill.dump(target if isinstance(target, type) else _class_of(target), stream, recurse=True)
     return SavedClass(_PICKLE_NAME, (f"dill=={dill.__version__}",))
+
+
+def _class_of(function: FunctionType) -> type:
+    class Task:
+        def __call__(self, config: Any) -> Any:
+            return function(config)
+
+    return Task
 
 
 def _copy_local_imports(tree: ast.Module, source: Path, folder: Path, copied: set[str]) -> None:
