@@ -67,6 +67,9 @@ def test_deploy_call_inspect_update_and_delete(cortex: Installation, tmp_path: P
     assert cortex.post("/echo", method="GET").body == b"got"
     assert cortex.post("/echo/info", method="GET").json["methods"]
     assert cortex.post("/echo", method="DELETE").status == 405
+    refused = cortex.post("/echo/info", {})
+    assert (refused.status, refused.headers["allow"]) == (405, "GET")
+    assert "POST is not supported at /info; it answers GET" in refused.json["error"]
     assert cortex.post("/echo", body=b"{").status == 400
     assert cortex.post("/nothing", {}).status == 404
 

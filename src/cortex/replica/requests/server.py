@@ -181,6 +181,9 @@ class MethodServer:
             connection.respond(200, JSON, encode_json(self._predictor.describe()))
         elif verb == "HEAD":
             connection.respond(200, JSON, b"")
+        elif connection.requests_info:
+            message = f"{verb} is not supported at /info; it answers GET"
+            connection.respond_error(405, message, ((b"allow", b"GET"),))
         else:
             allowed = ", ".join(self._methods)
             below = "its routes" if self._predictor.routes else "the Open Inference Protocol at /v2"
