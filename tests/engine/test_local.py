@@ -155,7 +155,7 @@ async def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home,
         found = status(engine, spec)
     assert found is not None
     os.kill(found.supervisor_pid, signal.SIGKILL)
-    os.waitpid(found.supervisor_pid, 0)
+    await until(lambda: has_ended(found.supervisor_pid))
     half_written = home.replicas_dir / "iris-aaaaaaaa-000002"
     half_written.mkdir()
     (half_written / SPEC_FILE).write_text('{"id": "iri')

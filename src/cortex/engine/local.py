@@ -25,6 +25,7 @@ from pathlib import Path
 
 from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
+from cortex.engine.zygotes import Zygotes
 from cortex.errors import EngineError
 from cortex.home import Home, write_private
 from cortex.lifecycle import ProcessState
@@ -86,13 +87,25 @@ def remove_metrics(spec: ReplicaSpec) -> None:
 
 
 class LocalEngine:
-    """Runs replicas on this machine; `engine/base.py` documents its methods."""
+    """Runs replicas on this machine; `engine/base.py` documents its methods.
 
-    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, device_dir: Path = DEVICE_DIR) -> None:
+    `startup` starts the zygote of `python`: the first replica of this interpreter need not wait for imports.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        environ: Mapping[str, str],
+        logger: Logger,
+        device_dir: Path = DEVICE_DIR,
+        python: str | None = None,
+    ) -> None:
         self._on_change: Callable[[], None] = lambda: None
         self._on_end: Callable[[ReplicaSpec], None] = remove_metrics
         self._home = home
         self._environ = replica_environ(environ)
+        self._python = python
+        self._zygotes = Zygotes(self._environ)
         self._logger = logger
         self._device_dir = device_dir
         self._devices: Inventory | None = None
@@ -104,11 +117,15 @@ class LocalEngine:
     ) -> None:
         """Adopt every running replica and clean up after those that died while no operator ran."""
         self._on_change, self._on_end = on_change, on_end
+        if self._python is not None:
+            with contextlib.suppress(OSError):  # supervisors start without it
+                self._zygotes.start(self._python)
         folders = sorted(self._home.replicas_dir.iterdir()) if self._home.replicas_dir.is_dir() else []
         await asyncio.gather(self.find_devices(), *map(self._adopt, folders))
 
     async def shutdown(self) -> None:
         """Stop watching the replicas; they keep running."""
+        self._zygotes.shutdown()
         every = [*self._running.values(), *self._orphaned.values()]
         for running in every:
             if running.killer:
@@ -139,23 +156,31 @@ class LocalEngine:
         # No await from here until the replica is added: another start must not take the same devices.
         holders = [*self._running.values(), *self._orphaned.values()]
         spec = assign(spec, devices, [running.spec for running in holders])
-        run_dir = Path(spec.run_dir)
+        running = _Running(spec, first_status(spec, 0), Daemon(Path(spec.run_dir) / IDENTITY_FILE))
+        self._running[spec.id] = running
         try:
-            self._home.create()  # the folders may have been removed
-            run_dir.mkdir(mode=0o700, parents=True)
-            write_private(run_dir / SPEC_FILE, spec.to_json())
-            supervisor = Daemon(run_dir / IDENTITY_FILE)
-            with (run_dir / _OUTPUT_FILE).open("wb") as output:
-                supervisor.start(
-                    [spec.python, "-P", "-m", "cortex.supervisor.supervisor", str(run_dir / SPEC_FILE)],
-                    output=output,
-                    cwd=spec.project_dir,
-                    env={**self._environ, **spec.env, **gpu_environ(spec, has_gpus=bool(devices.gpus))},
-                )
-        except OSError as error:
+            await self._start_supervisor(running, has_gpus=bool(devices.gpus))
+        except BaseException as error:
+            del self._running[spec.id]
             _clean(spec)
-            raise EngineError(f"can't start a replica of {spec.api} with {spec.python}: {error}") from error
-        self._add(_Running(spec, first_status(spec, supervisor.pid or 0), supervisor))
+            if isinstance(error, OSError):
+                raise EngineError(f"can't start a replica of {spec.api} with {spec.python}: {error}") from error
+            raise
+        running.status = first_status(spec, running.supervisor.pid or 0)
+        self._add(running)
+
+    async def _start_supervisor(self, running: _Running, has_gpus: bool) -> None:
+        """Fork the zygote of the interpreter; start a process of its own if that fails. Raises: OSError."""
+        spec, run_dir = running.spec, Path(running.spec.run_dir)
+        self._home.create()  # the folders may have been removed
+        run_dir.mkdir(mode=0o700, parents=True)
+        write_private(run_dir / SPEC_FILE, spec.to_json())
+        command = [spec.python, "-P", "-m", "cortex.supervisor.supervisor", str(run_dir / SPEC_FILE)]
+        env = {**self._environ, **spec.env, **gpu_environ(spec, has_gpus=has_gpus)}
+        supervisor = running.supervisor
+        with (run_dir / _OUTPUT_FILE).open("wb") as output:
+            if not await self._zygotes.fork(command, supervisor.record, output=output, cwd=spec.project_dir, env=env):
+                supervisor.start(command, output=output, cwd=spec.project_dir, env=env)
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
         """Drain and stop a replica; it is killed if it takes longer than `drain_s`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +67,7 @@ def create_infrastructure(
     """
     gateway = HaproxyGateway(home, listening)
     if installation.engine == "local":
-        engine = LocalEngine(home, os.environ, logger)
+        engine = LocalEngine(home, os.environ, logger, python=sys.executable)
         return Infrastructure(engine, gateway, partial(prepare_revision, home, os.environ))
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))

@@ -80,7 +80,7 @@ def start_detached(
     *,
     output: IO[bytes],
     errors: IO[bytes] | None = None,
-    input_: IO[str] | None = None,
+    input_: IO[str] | int | None = None,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:

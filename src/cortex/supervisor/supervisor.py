@@ -1,8 +1,9 @@
 """The supervisor of one replica: a small process that outlives the operator and owns the replica's sockets.
 
-Run as `python -P -m cortex.supervisor.supervisor SPEC_FILE`. It is single-threaded, so that forking is safe. It has
-imported all code that a worker needs except the user's, so that a worker starts in milliseconds. Clients of the control
-socket receive the status after each change, as JSON lines, and may send the commands `stop` and `configure`.
+Run as `python -P -m cortex.supervisor.supervisor SPEC_FILE`, or forked by the zygote. It is single-threaded, so that
+forking is safe. It has imported all code that a worker needs except the user's, so that a worker starts in
+milliseconds. Clients of the control socket receive the status after each change, as JSON lines, and may send the
+commands `stop` and `configure`.
 """
 
 from __future__ import annotations
