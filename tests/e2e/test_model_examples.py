@@ -101,7 +101,7 @@ def test_example_is_deployed_from_an_s3_endpoint(
     check_answers(cortex, example)
     if example is REGRESSION:
         make_model(project, cortex, models)
-        wait_until(lambda: cortex.post(f"/{example.name}", example.sample).json == near(NEWER), 6)
+        wait_until(lambda: cortex.post(f"/{example.name}", example.sample).json == near(NEWER))
     cortex.cortex("delete", example.name, "-f")
 
 
@@ -111,7 +111,7 @@ def test_published_regression_is_served_from_a_folder_without_a_deploy(cortex: I
     cortex.cortex("deploy", project)
     check_answers(cortex, REGRESSION)
     make_model(project, cortex, str(tmp_path / "models"))
-    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(NEWER), 6)
+    wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(NEWER))
     shutil.rmtree(tmp_path / "models" / "2")
     wait_until(lambda: cortex.post(f"/{REGRESSION.name}", REGRESSION.sample).json == near(REGRESSION.answers[""]), 6)
     cortex.cortex("delete", REGRESSION.name, "-f")
