@@ -93,6 +93,51 @@ async def test_a_canary_that_begins_and_ends_under_way_loses_no_request(home: Ho
         assert (await w.gateway.stats())["a"].responses[2] == 180
 
 
+async def test_a_canary_without_a_replica_gets_no_request(home: Home) -> None:
+    """Its last server leaves before its share does: in between, too, a request must find a server."""
+    async with world(home) as w:
+        api = await canary_of(w, 100)
+        assert api.canary is not None
+        await w.gateway.startup(RoutingTable((api,)))
+        assert await servers_of(w, 5) == {"new": 5}
+        await w.gateway.apply(RoutingTable((replace(api, canary=replace(api.canary, servers=())),)))
+        assert await servers_of(w, 20) == {"old": 20}
+
+
+async def test_requests_that_wait_for_a_canary_are_answered_by_it_although_it_leaves(home: Home) -> None:
+    async with world(home) as w:
+        api = replace(backend("a", await w.server("old")), canary=Canary(100, (await w.server("new", capacity=1),)))
+        assert api.canary is not None
+        await w.gateway.startup(RoutingTable((api,)))
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        asked = [asyncio.create_task(ask(w.port, "/a?wait=1")) for _ in range(4)]
+
+        async def wait_in_the_queue() -> bool:
+            states = await runtime.backends((await runtime.workers()).current or 0)
+            return states["api:a.canary"].queued == 3
+
+        await eventually(wait_in_the_queue)
+        await w.gateway.apply(RoutingTable((replace(api, canary=Canary(0)),)))
+        assert await servers_of(w, 5) == {"old": 5}
+        new = w.upstreams["new"]
+        for number in range(4):
+
+            async def has_arrived() -> bool:
+                return bool(new.waiting)
+
+            await eventually(has_arrived)
+            if number < 2:
+                assert await w.gateway.drained(["new"]) == set()
+            new.release(1)
+        answers = [(answer.status, answer.json()["server"]) for answer in await asyncio.gather(*asked)]
+        assert answers == [(200, "new")] * 4
+
+        async def has_left() -> bool:
+            return await w.gateway.drained(["new"]) == {"new"}
+
+        await eventually(has_left)
+
+
 def test_the_table_has_a_json_form_that_older_nodes_read_without_a_canary() -> None:
     api = backend("a", Server("x", "/run/x.sock", 1))
     table = RoutingTable((replace(api, canary=Canary(5, (Server("y", "/run/y.sock", 1),))),))

@@ -501,8 +501,8 @@ def _canary_rules(table: RoutingTable, sockets: GatewaySockets, body_timeout_s: 
 
 
 def _canary_routes(table: RoutingTable) -> str:
-    """Return the rule that selects the backend that was drawn."""
-    return "  use_backend %[var(txn.canary)] if { var(txn.canary) -m found }\n" if _has_canaries(table) else ""
+    """Return the rule that selects the backend that was drawn, unless its last server has just left."""
+    return "  use_backend %[var(txn.canary)] if { var(txn.canary),nbsrv gt 0 }\n" if _has_canaries(table) else ""
 
 
 def _has_canaries(table: RoutingTable) -> bool:

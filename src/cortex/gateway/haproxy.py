@@ -347,6 +347,10 @@ class HaproxyGateway:
         }
         output: list[str] = []
         observed = await self._runtime.backends(pid)
+        if any(name.endswith(CANARY_SUFFIX) and not wanted.get(name) and observed[name].servers for name in observed):
+            # No request may come to wait for the last server of a canary while it leaves.
+            await self._maps.sync(pid, self._table)
+            observed = await self._runtime.backends(pid)
         for _ in range(_SYNC_ROUNDS):
             commands = server_commands(observed, wanted, BACKEND_PREFIX)
             if not commands:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
-from cortex.gateway.maps import KEYS_MAP, keys_map, live_maps
+from cortex.gateway.maps import CANARY_SUFFIX, KEYS_MAP, keys_map, live_maps
 from cortex.gateway.protocols import GRPC_BACKEND
 from cortex.gateway.routes import ApiKey, RoutingTable
 
@@ -297,7 +297,8 @@ def server_commands(
     """Return the commands that bring a worker from its observed servers to the wanted ones.
 
     Only backends that the worker has and whose name starts with `prefix` are changed. A removed server is drained, and
-    deleted once it has no request: call this again until it returns no commands.
+    deleted once it has no request: call this again until it returns no commands. The last server of a canary is kept
+    while requests wait for it, as there is no other that they could go to.
     """
     commands: list[str] = []
     for backend, state in observed.items():
@@ -305,6 +306,8 @@ def server_commands(
             want = wanted.get(backend, {})
             for name in want:
                 commands += _keep(f"{backend}/{name}", state.servers.get(name), want[name])
+            if not want and state.queued and backend.endswith(CANARY_SUFFIX):
+                continue
             for name in state.servers.keys() - want.keys():
                 commands += _remove(f"{backend}/{name}", state.servers[name])
     return commands

@@ -6,7 +6,7 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.gateway.protocols import Protocol
-from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Share, Split
+from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Canary, Share, Split
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
@@ -208,6 +208,13 @@ def test_a_revision_alone_gets_all_requests_of_a_trial(revision: str) -> None:
     assert names(found) == ["a-0"]
     assert found.canary is not None
     assert (found.canary.percent, found.canary.servers) == (0, ())
+
+
+def test_a_revision_that_was_tried_before_gets_no_request() -> None:
+    before = replica("before", revision="r0")
+    found = canary_backend(replica("old"), before, replica("new", STARTING, revision="r2"))
+    assert (names(found), found.canary) == (["old-0"], Canary(0))
+    assert names(canary_backend(replica("old"), before, replica("new", revision="r2"))) == ["old-0"]
 
 
 def test_without_a_trial_all_revisions_share_the_requests() -> None:

@@ -185,13 +185,13 @@ def _divided(
 ) -> tuple[list[RoutedProcess], tuple[int, list[RoutedProcess]] | None]:
     """Return the processes for most requests, and, while the newest revision is tried, its share and its processes.
 
-    If one revision has no process, the other one gets all requests.
+    If one revision has no process, the other one gets all requests. Those of a revision that was tried before get none.
     """
-    if percent is None:
+    if percent is None or record.serving is None:
         return routed, None
-    old = [pair for pair in routed if pair[0].spec.revision != record.revision]
+    old = [pair for pair in routed if pair[0].spec.revision == record.serving.revision]
     new = [pair for pair in routed if pair[0].spec.revision == record.revision]
-    return (old, (percent, new)) if old and new else (routed, (0, []))
+    return (old, (percent, new)) if old and new else (old or new or routed, (0, []))
 
 
 def _protocol(spec: Api, has_routes: bool) -> Protocol:
