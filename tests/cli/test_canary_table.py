@@ -55,11 +55,14 @@ def test_a_promoted_revision_and_an_api_without_a_canary_have_no_note() -> None:
 
 def test_each_property_has_a_row() -> None:
     errors = {"name": "errors", "finding": "not known", "old": 0.01, "new": 0.02, "margin": 0.005, "missing": 1234}
-    headers, rows = findings_table(
-        [errors, {**errors, "name": "predictions of cat", "finding": "worse", "old": None, "missing": None}], 4, 3
-    )
+    worse = {**errors, "name": "predictions of cat", "finding": "worse", "old": None, "missing": None}
+    slow = {**errors, "name": "p99", "margin": 0.0, "finding": "not worse"}
+    headers, rows = findings_table({**CANARY, "findings": [errors, worse, slow], "max_latency_increase": "25%"})
     assert headers[1:3] == ["revision 3", "revision 4"]
     assert rows == [
         ["requests with an error", "1.00 %", "2.00 %", "+0.5 %", "not known", "about 1,234"],
         ["predictions of cat", "-", "2.00 %", "+0.5 %", "worse", ""],
+        ["requests slower than the old p99", "1.00 %", "2.00 %", "25 % longer", "not worse", ""],
     ]
+    _, (of_older_operator,) = findings_table({**CANARY, "findings": [slow]})
+    assert of_older_operator[3] == "+0 %"

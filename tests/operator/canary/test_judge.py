@@ -96,6 +96,17 @@ def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estim
     assert judge().findings()[0].to_json()["missing"] is None
 
 
+def test_until_a_verdict_more_requests_are_needed() -> None:
+    subject, generator = judge(), random.Random(2)
+    for window in range(1000):
+        subject.observe(numbers(generator, 50), numbers(generator, 5, error=0.2), True, 5.0 * window)
+        errors = subject.findings()[0]
+        if errors.finding is Finding.WORSE:
+            return
+        assert errors.missing > 0
+    pytest.fail("found nothing")
+
+
 @pytest.mark.parametrize(
     ("rate", "finding"), [(0.03, Finding.WORSE), (0.002, Finding.NOT_WORSE), (0.01, Finding.UNKNOWN)]
 )

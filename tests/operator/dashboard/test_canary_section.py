@@ -83,6 +83,13 @@ def test_the_evidence_of_a_trial_is_shown(tmp_path: Path) -> None:
     assert text.count('aria-current="step"') == 1
 
 
+def test_a_shadow_gets_copies_and_no_step_yet(tmp_path: Path) -> None:
+    text = page_of_api(tmp_path, description(shadow=True, percent=0, max_latency_increase="25%"))
+    for part in ("copies of all requests", "shadow: 169 requests to revision 2", "25% longer"):
+        assert part in text
+    assert 'aria-current="step"' not in text
+
+
 def test_names_of_classes_and_reasons_are_escaped(tmp_path: Path) -> None:
     text = page_of_api(tmp_path, description(reason=f"{HOSTILE}\x1b[31m"))
     assert HOSTILE not in text

@@ -15,6 +15,12 @@ _MEANINGS = {
 }
 
 
+def is_tried(api: Json) -> bool:
+    """Return whether the newest revision is a canary, beside the one that is live."""
+    canary: Json = api.get("canary") or {}
+    return canary.get("outcome") in ("trying", "held")
+
+
 def canary_notes(api: Json) -> Iterator[str]:
     """Yield lines about the trial of the newest revision; none without a trial."""
     canary = api.get("canary")  # older operators send none
@@ -22,7 +28,7 @@ def canary_notes(api: Json) -> Iterator[str]:
         return
     new, old, outcome = canary["revision_number"], canary["old_revision_number"], canary["outcome"]
     name, reason = api["spec"]["name"], f": {canary['reason']}" if canary["reason"] else ""
-    if outcome in ("trying", "held"):
+    if is_tried(api):
         step = f"step {canary['step']} of {len(canary['steps'])}"
         held = f", held{reason}" if outcome == "held" else ""
         share = f"{canary['percent']} % of the requests"
@@ -47,23 +53,25 @@ def show_canary(canary: Json, console: Console) -> None:
         console.line(f"reason: {canary['reason']}")
     step = "shadow before" if canary.get("shadow") else f"step {canary['step']} of"
     console.line(f"{step} {steps}: {canary['step_requests']} requests to revision {new}\n")
-    console.table(*findings_table(canary["findings"], new, old))
+    console.table(*findings_table(canary))
 
 
-def findings_table(findings: list[Json], new: int, old: int) -> Table:
+def findings_table(canary: Json) -> Table:
     """Return a table with one row per property."""
+    new, old = canary["revision_number"], canary["old_revision_number"]
     headers = ["part of the", f"revision {old}", f"revision {new}", "tolerated", "verdict", "more requests"]
-    return headers, [_row(finding) for finding in findings]
+    return headers, [_row(finding, canary.get("max_latency_increase")) for finding in canary["findings"]]
 
 
-def _row(finding: Json) -> list[str]:
+def _row(finding: Json, longer: str | None) -> list[str]:
+    is_latency = finding["name"] in ("p50", "p99")
     missing = finding["missing"]
     needed = "" if finding["finding"] != "not known" else "?" if missing is None else f"about {missing:,}"
     return [
         _MEANINGS.get(finding["name"], finding["name"]),
         _percent(finding["old"]),
         _percent(finding["new"]),
-        f"+{100 * finding['margin']:g} %",
+        f"{longer.replace('%', ' %')} longer" if longer and is_latency else f"+{100 * finding['margin']:g} %",
         finding["finding"],
         needed,
     ]

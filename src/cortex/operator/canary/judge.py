@@ -139,12 +139,12 @@ class Comparison:
         self.old_of, self.old = self.old_of + window.na, self.old + window.a
         self.new_of, self.new = self.new_of + window.nb, self.new + window.b
 
-    def missing(self, needed: float) -> float:
+    def missing(self, worse: float, not_worse: float) -> float:
         """Return the further requests of the new revision until either claim is refuted, at the present rates."""
         total = CountWindow(self.old_of, self.old, self.new_of, self.new)
         expected = [
             (needed - evidence.log) / growth
-            for evidence in (self.within, self.beyond)
+            for evidence, needed in ((self.within, worse), (self.beyond, not_worse))
             if (growth := evidence.growth(total)) > 0
         ]
         return max(0.0, min(expected, default=math.inf))
@@ -270,7 +270,7 @@ class Judge:
         is_fine = bool(compared) and min(each.beyond.log for each in compared) >= not_worse
         finding = Finding.WORSE if is_worse else Finding.NOT_WORSE if is_fine else Finding.UNKNOWN
         unknown = [] if is_worse else [each for each in compared if each.beyond.log < not_worse]
-        missing = max((each.missing(not_worse) for each in unknown), default=0.0)
+        missing = max((each.missing(worse, not_worse) for each in unknown), default=0.0)
         name, most = max(
             self._more.items(),
             key=lambda item: abs(_rate(item[1].new, item[1].new_of) - _rate(item[1].old, item[1].old_of)),
@@ -332,7 +332,7 @@ def _tolerances(canary: CanaryConfig) -> list[Any]:
 
 
 def _finding(name: str, comparison: Comparison, worse: float, not_worse: float) -> PropertyFinding:
-    finding, missing = Finding.UNKNOWN, comparison.missing(not_worse)
+    finding, missing = Finding.UNKNOWN, comparison.missing(worse, not_worse)
     if comparison.within.log >= worse:
         finding, missing = Finding.WORSE, 0.0
     elif comparison.beyond.log >= not_worse:

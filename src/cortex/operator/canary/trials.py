@@ -98,16 +98,14 @@ def is_of_models(record: ApiRecord) -> bool:
 
 
 def _why(findings: Iterable[PropertyFinding], finding: Finding) -> str:
-    named = [each for each in findings if each.finding is finding]
-    return "; ".join(
-        f"{each.name}: {_percent(each.new)}"
-        + (f" instead of {_percent(each.old)}" if each.old is not None else f", tolerated: {_percent(each.margin)}")
-        for each in named
-    )
+    return "; ".join(f"{each.name}: {_comparison(each)}" for each in findings if each.finding is finding)
 
 
-def _percent(share: float | None) -> str:
-    return "no requests" if share is None else f"{share:.2%}"
+def _comparison(found: PropertyFinding) -> str:
+    if found.new is None:
+        return "not compared yet"
+    other = f"instead of {found.old:.2%}" if found.old is not None else f"tolerated: {found.margin:.2%}"
+    return f"{found.new:.2%}{' ' if found.old is not None else ', '}{other}"
 
 
 class Trials:
@@ -217,6 +215,7 @@ class Trials:
 
 
 def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
+    config = record.spec.update_strategy.canary
     return {
         "revision_number": trial.number,
         "old_revision_number": trial.old_number,
@@ -228,6 +227,7 @@ def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
         "step": trial.step + 1,
         "steps": [int(step.rstrip("%")) for step in _steps(record)],
         "step_requests": trial.step_requests,
+        "max_latency_increase": config.max_latency_increase if config is not None else None,
         "findings": [finding.to_json() for finding in judge.findings()],
     }
 

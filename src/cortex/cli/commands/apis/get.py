@@ -13,7 +13,7 @@ from cortex.cli.output import Json
 from cortex.cli.progress import exit_code, show_job, watch
 from cortex.cli.session import Session
 from cortex.cli.tables.apis import apis_table, kind_of, memory_table, previous_version_note, targets_table
-from cortex.cli.tables.canary import canary_notes, show_canary
+from cortex.cli.tables.canary import canary_notes, is_tried, show_canary
 from cortex.cli.tables.jobs import jobs_table, schedule_lines, tasks_table
 from cortex.cli.tables.models import model_notes, versions_table
 from cortex.cli.tables.scaling import shortage_note, show_scaling
@@ -132,7 +132,7 @@ def _show_one(client: Client, api: Json, session: Session) -> None:
     if docs := api.get("docs"):  # operators of an older version have none
         console.line(f"docs:     {docs}")
     if number := api.get("revision_number"):  # older operators send none
-        console.line(f"revision: {number}{_live_revision(number, api['live_revision_number'])}")
+        console.line(f"revision: {number}{_live_revision(api, number)}")
     for line in canary_notes(api):
         console.line(line)
     if note := shortage_note(api):
@@ -164,9 +164,12 @@ def _recording_line(recording: Json) -> str:
     return f"recorded: {recording['recorded']:,} requests{left_out}{lost}"
 
 
-def _live_revision(newest: int, live: int | None) -> str:
+def _live_revision(api: Json, newest: int) -> str:
+    live = api["live_revision_number"]
     if live == newest:
         return ""
+    if is_tried(api):
+        return f" (revision {live} is live)"
     return f" (revision {live} was live last)" if live else " (never live)"
 
 
