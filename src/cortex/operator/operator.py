@@ -12,9 +12,8 @@ import time
 import uvicorn
 
 from cortex.config.schema import Api
-from cortex.engine.cpu import CpuMeter
 from cortex.engine.model_agent import ModelAgent
-from cortex.engine.usage import resource_usage
+from cortex.engine.usage import CpuMeter, resource_usage
 from cortex.errors import GatewayError
 from cortex.gateway.config import GatewaySettings
 from cortex.home import Home

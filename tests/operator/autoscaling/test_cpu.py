@@ -12,7 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from cortex.engine.cpu import CpuMeter
+from cortex.engine.usage import CpuMeter
 from cortex.replica.spec import ReplicaStatus
 from harness.replicas.fleet import READY, STARTING, replica
 from harness.wait import wait_until

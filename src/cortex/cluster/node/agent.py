@@ -28,11 +28,10 @@ from cortex.cluster.node.relay import JOBS, LISTINGS, NodeRelay
 from cortex.cluster.node.reservations import Reservations
 from cortex.cluster.node.start import IDENTITY_FILE, PROTOCOL, RESERVE_SOCKET
 from cortex.cluster.transport import Json, PeerConnection, listen
-from cortex.engine.cpu import CpuMeter
 from cortex.engine.local import LocalEngine
 from cortex.engine.logs import LocalLogs, LogLine
 from cortex.engine.model_agent import ModelAgent
-from cortex.engine.usage import resource_usage, usage_to_json
+from cortex.engine.usage import CpuMeter, resource_usage, usage_to_json
 from cortex.errors import CortexError
 from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
