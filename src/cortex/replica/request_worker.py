@@ -27,11 +27,10 @@ from cortex.replica.monitoring.metrics import MetricFile
 from cortex.replica.monitoring.trace_export import open_tracing
 from cortex.replica.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.replica.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
-from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.inference_routes import inference_kinds
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
-from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.runner import CallDurations, Runner
 from cortex.replica.requests.server import SHARING_LOOP, MethodServer, call_slots
 from cortex.replica.shared_state import SharedConnectionState
 from cortex.replica.spec import ReplicaSpec, parse_limits

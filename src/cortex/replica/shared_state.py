@@ -107,7 +107,7 @@ class SharedConnectionState:
 
     @property
     def has_short_calls(self) -> bool:
-        """True if the calls of the process are short; see `replica/requests/call_timing.py`."""
+        """True if the calls of the process are short; see `CallDurations` in `replica/requests/runner.py`."""
         return bool(self._words[_SHORT_CALLS])
 
     @has_short_calls.setter

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from cortex.replica.requests.call_timing import DECAY_CALLS, CallDurations
-from cortex.replica.requests.runner import QUICK_CALLS, Runner
+from cortex.replica.requests.runner import DECAY_CALLS, QUICK_CALLS, CallDurations, Runner
 from cortex.replica.shared_state import SharedConnectionState
 
 

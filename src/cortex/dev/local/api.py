@@ -17,10 +17,9 @@ from cortex.predictor.loader import BoundPredictor, load, rebind
 from cortex.replica.channel import Channel
 from cortex.replica.http.connection import Connection
 from cortex.replica.monitoring.user_metrics import MetricsClient
-from cortex.replica.requests.call_timing import CallDurations
 from cortex.replica.requests.payload import make_headers
 from cortex.replica.requests.readiness import check_readiness
-from cortex.replica.requests.runner import Runner
+from cortex.replica.requests.runner import CallDurations, Runner
 from cortex.replica.requests.server import MethodServer, call_slots
 from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.replica.spec import ReplicaSpec

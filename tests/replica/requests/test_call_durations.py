@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cortex.replica.requests.call_timing import DECAY_CALLS, CallDurations
+from cortex.replica.requests.runner import DECAY_CALLS, CallDurations
 from cortex.replica.shared_state import SharedConnectionState
 
 MS = 1_000_000
