@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from cortex.cluster.path_mapping import home_folders, map_paths
+from cortex.cluster.remote_replica import home_folders, map_paths
 from cortex.home import Home
 from cortex.models.spec import HOME_PATH, ModelPath, ModelSource, Pin
 from cortex.replica.spec import ReplicaSpec, Setup

@@ -20,11 +20,12 @@ from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.metrics_mirror import REFRESH_S, MetricsMirror
 from cortex.cluster.node.relay import JOBS, LISTINGS, OperatorPort
 from cortex.cluster.node_client import LeaderAddress, NodeClient
-from cortex.cluster.path_mapping import home_folders, map_paths
 from cortex.cluster.placement import AGENT_PREFIX, NodeAddress, Placement, Placer
 from cortex.cluster.remote_replica import (
     UNREACHABLE_S,
     RemoteReplica,
+    home_folders,
+    map_paths,
     newest_addresses,
     reserve_again,
     spec_of_metrics_folder,

@@ -1,4 +1,4 @@
-"""The lifecycle of one replica on a node, as the operator follows it.
+"""One replica on a node, as the operator follows it: its lifecycle, and the paths in its spec.
 
 start --> PENDING --> PLACED --> RUNNING <--> UNRESERVED --> LEAVING
             | ^         |           |             |             |
@@ -21,14 +21,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 from cortex.cluster.node_client import SILENCE_S, NodeClient
 from cortex.cluster.placement import NodeAddress, Placement, Placer, Resources, seems_free, unschedulable_reason
 from cortex.engine.devices import Inventory
+from cortex.home import Home
+from cortex.models.spec import HOME_PATH
 from cortex.processes.backoff import Backoff
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 
@@ -142,3 +145,51 @@ def spec_of_metrics_folder(folder: Path) -> ReplicaSpec:
     """Return a spec with only the fields that aggregation of metrics uses."""
     api = folder.name.rsplit("-", 2)[0]
     return ReplicaSpec(folder.name, api, "", "", "", "", "", "", (), "", "", metrics_dir=str(folder))
+
+
+# The paths in a spec, between the operator's home and a node's.
+#
+# A field of `ReplicaSpec` (or of a dataclass inside it) that holds a path is declared with `field(metadata=HOME_PATH)`;
+# only these are translated. `tests/cluster/test_path_mapping.py` fails for a text field that is not classified.
+
+T = TypeVar("T")
+
+_FOLDERS = (
+    "projects_dir",
+    "environments_dir",
+    "models_dir",
+    "logs_dir",
+    "replicas_dir",
+    "sockets_dir",
+    "metrics_dir",
+    "recordings_dir",
+)
+
+
+def home_folders(source: Home, target: Home) -> dict[str, str]:
+    """Return the folders of `source` mapped to those of `target`, for `map_paths`."""
+    return {str(getattr(source, name)): str(getattr(target, name)) for name in _FOLDERS}
+
+
+def map_paths(spec: T, folders: Mapping[str, str]) -> T:
+    """Return a copy of a dataclass in which each path below a key of `folders` is below its value; others stay."""
+    changed: dict[str, Any] = {}
+    for each in fields(spec):  # type: ignore[arg-type]
+        value = getattr(spec, each.name)
+        changed[each.name] = _map_value(value, folders, is_path=HOME_PATH.items() <= each.metadata.items())
+    return replace(spec, **changed)  # type: ignore[type-var]
+
+
+def _map_value(value: Any, folders: Mapping[str, str], is_path: bool) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_map_value(each, folders, is_path) for each in value)
+    if is_dataclass(value):
+        return map_paths(value, folders)
+    return _map_path(value, folders) if is_path and value else value
+
+
+def _map_path(path: str, folders: Mapping[str, str]) -> str:
+    for source, target in folders.items():
+        if path == source or path.startswith(f"{source}/"):
+            return str(PurePosixPath(target) / path[len(source) :].lstrip("/"))
+    return path

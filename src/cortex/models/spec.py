@@ -18,7 +18,7 @@ DEFAULT_MODEL = "_cortex_default"
 #: The version that means the highest one.
 LATEST = "latest"
 
-#: Metadata of a dataclass field that may hold a path below a home; `cluster.path_mapping` translates it for nodes.
+#: Metadata of a dataclass field that may hold a path below a home; `map_paths` translates it for nodes.
 HOME_PATH = {"is_home_path": True}
 
 #: The layout of a model folder; "neuron" is a SavedModel compiled for Inferentia.
