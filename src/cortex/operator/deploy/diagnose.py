@@ -6,6 +6,9 @@ imports that only some configurations need happen inside the functions that use 
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +18,7 @@ from cortex.config.rules.protobuf_rules import read_service
 from cortex.config.rules.violations import Violation
 from cortex.config.schema import ANY_MODEL, Api, Handler
 from cortex.config.validate import CheckedFile, check_file
+from cortex.config.values import quote
 from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.applications import imports_gradio
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _GIB = 1024**3
+_PROGRAM_FIELD = "handler.command"
 
 
 @dataclass(frozen=True)
@@ -250,9 +255,7 @@ def _machine_problems(
         violations += [(api, violation) for api in apis for violation in _compute_violations(api, machine.devices)]
     commands = [api for api in apis if api.handler.command is not None]
     if commands and (machine.devices is None or machine.devices.cores):  # else a cluster runs it
-        from cortex.operator.deploy.command_checks import program_violation  # noqa: PLC0415 - likewise
-
-        found = [(api, program_violation(api, project, machine.environ)) for api in commands]
+        found = [(api, _program_violation(api, project, machine.environ)) for api in commands]
         violations += [(api, violation) for api, violation in found if violation is not None]
     reported = {(problem.line, problem.column) for problem in checked.problems}
     for api, violation in violations:
@@ -281,3 +284,29 @@ def _compute_violations(api: Api, devices: Inventory) -> Iterator[Violation]:
 
 def _count(number: float, name: str) -> str:
     return f"{number:g} {name}{'s' if number != 1 else ''}"
+
+
+def _program_violation(api: Api, project: ProjectFiles, environ: Mapping[str, str]) -> Violation | None:
+    """Return the violation of a program that this machine lacks, or can't execute; None if it may be there.
+
+    Programs of the project itself are checked with its files. What the project installs is not known yet.
+    """
+    program = (api.handler.command or [""])[0]
+    if not program or "$" in program:
+        return None
+    if program.startswith("/"):
+        if not Path(program).is_file():
+            return Violation(
+                (_PROGRAM_FIELD,), f"{quote(program)}: file does not exist on this machine", "correct the path"
+            )
+        if not os.access(program, os.X_OK):
+            fix = f"run `chmod +x {program}`, or write the interpreter first"
+            return Violation((_PROGRAM_FIELD,), f"{quote(program)}: file is not executable", fix)
+        return None
+    dependencies = api.handler.dependencies
+    installs = any(project.contains(file) for file in (dependencies.pip, dependencies.conda, dependencies.shell))
+    path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    if "/" in program or installs or shutil.which(program, path=path) is not None:
+        return None
+    fix = "install it on this machine, or list the package that has it in requirements.txt"
+    return Violation((_PROGRAM_FIELD,), f"{quote(program)} was not found on the PATH", fix)
