@@ -22,6 +22,7 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
 from cortex.operator.access.audit import AuditLog
+from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
@@ -32,7 +33,6 @@ from cortex.operator.certificates import ServedCertificate
 from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.deploy.deployer import Deployer
 from cortex.operator.deploy.diagnose import Machine
-from cortex.operator.deploy.keys import Keys
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.operator.documentation import Documentation
 from cortex.operator.http.app import create_app

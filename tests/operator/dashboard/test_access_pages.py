@@ -12,8 +12,8 @@ import pytest
 from fastapi import APIRouter
 
 from cortex.lifecycle import AuditResult, TokenScope
+from cortex.operator.access.keys import Keys
 from cortex.operator.dashboard.pages.access import ENTRIES, audit_pages, key_pages, token_pages
-from cortex.operator.deploy.keys import Keys
 from cortex.state.queries.apis import ApiStore
 from cortex.state.queries.audit import AuditEntry, AuditStore
 from cortex.state.queries.keys import KeyStore

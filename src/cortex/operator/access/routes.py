@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from cortex.lifecycle import TokenScope
 from cortex.operator.access.audit import AuditLog, record_change
+from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
-from cortex.operator.deploy.keys import Keys
 
 Json = dict[str, Any]
 

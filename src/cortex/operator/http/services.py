@@ -13,13 +13,13 @@ from cortex.gateway.access_log import AccessSource, LocalAccess
 from cortex.gateway.base import Gateway
 from cortex.home import Home
 from cortex.operator.access.audit import AuditLog
+from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.sampler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.canary.trials import Trials
 from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.deploy.deployer import Deployer
-from cortex.operator.deploy.keys import Keys
 from cortex.operator.documentation import Documentation
 from cortex.operator.infrastructure import Cluster
 from cortex.operator.jobs.async_apis import AsyncApis

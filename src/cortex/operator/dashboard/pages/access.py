@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 from cortex.errors import InputError
 from cortex.lifecycle import TokenScope
 from cortex.operator.access.audit import AuditLog
+from cortex.operator.access.keys import Keys
 from cortex.operator.access.routes import (
     NewToken,
     create_recorded_key,
@@ -26,7 +27,6 @@ from cortex.operator.access.scopes import CHANGES
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.dashboard.rendering import Pages, done
 from cortex.operator.dashboard.security import PREFIX, Form, form_of
-from cortex.operator.deploy.keys import Keys
 from cortex.state.queries.apis import ApiStore
 from cortex.state.queries.audit import AuditFilter
 

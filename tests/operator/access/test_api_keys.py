@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import GatewayError, NotFoundError
-from cortex.operator.deploy.keys import Keys
+from cortex.operator.access.keys import Keys
 from cortex.state.database import open_sqlite
 from cortex.state.queries.keys import KeyStore
 
