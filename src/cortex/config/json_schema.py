@@ -57,8 +57,8 @@ CURRENT = "0.35"
 _SYNC = "0.18"
 
 _DIALECT = "http://json-schema.org/draft-07/schema#"
-_HANDLED = (ApiKind.REALTIME, ApiKind.ASYNC, ApiKind.BATCH)
 _KINDS = MappingProxyType({TASK.section: (ApiKind.TASK,), SPLITTER.section: (ApiKind.SPLITTER,)})
+_HANDLED = tuple(kind for kind in ApiKind if kind not in (ApiKind.TASK, ApiKind.SPLITTER))
 _NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _MIB = 1024 * 1024
 
