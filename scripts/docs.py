@@ -110,7 +110,7 @@ def parameters(name: str, actions: list[argparse.Action]) -> Iterator[str]:
     if actions:
         yield "| | | default |\n|---|---|---|"
         for action in arguments + options:
-            yield f"| {spelled(action)} | {cell(action.help or '')} | {default(action)} |"
+            yield f"| {spelled(action)} | {cell(help_of(action))} | {default(action)} |"
         yield ""
 
 
@@ -130,10 +130,16 @@ def spelled(action: argparse.Action) -> str:
     return ", ".join(f"`{option} {value}`" if value else f"`{option}`" for option in action.option_strings)
 
 
+def help_of(action: argparse.Action) -> str:
+    """Return the help of an argument; its default has a column of its own."""
+    text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    return text.removesuffix(f"; default: {action.default}").removesuffix(f" (default: {action.default})")
+
+
 def default(action: argparse.Action) -> str:
     if action.required and action.nargs not in ("?", "*"):
         return "required"
-    return "" if action.default in (None, False, "", argparse.SUPPRESS) else f"`{action.default}`"
+    return "" if action.default in (None, False, "", [], argparse.SUPPRESS) else f"`{action.default}`"
 
 
 def cell(text: str) -> str:

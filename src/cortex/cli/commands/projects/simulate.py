@@ -40,27 +40,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     traffic.add_argument("--rate", type=_amount, help="constant traffic: requests per second")
     traffic.add_argument("--shape", choices=tuple(SHAPES), help=f"synthetic traffic: {', '.join(SHAPES)}")
-    traffic.add_argument("--base", type=_amount, default=1.0, help="minimum requests per second of a shape")
-    traffic.add_argument("--peak", type=_amount, default=50.0, help="maximum requests per second of a shape")
     traffic.add_argument(
-        "--duration", type=_seconds, default=3600.0, help="duration of a shape or of a constant rate, such as 24h"
+        "--base", type=_amount, default="1", help="minimum requests per second of a shape; default: %(default)s"
+    )
+    traffic.add_argument(
+        "--peak", type=_amount, default="50", help="maximum requests per second of a shape; default: %(default)s"
+    )
+    traffic.add_argument(
+        "--duration",
+        type=_seconds,
+        default="1h",
+        help="duration of a shape or of a constant rate, such as 24h; default: %(default)s",
     )
     assumed = parser.add_argument_group("assumptions")
-    assumed.add_argument("--service-time", type=_seconds, default=0.1, help="average duration of a call")
+    assumed.add_argument(
+        "--service-time", type=_seconds, default="100ms", help="average duration of a call; default: %(default)s"
+    )
     assumed.add_argument(
         "--service-cv",
         type=_amount,
-        default=0.5,
-        help="coefficient of variation of the duration: standard deviation / average",
+        default="0.5",
+        help="coefficient of variation of the duration: standard deviation / average; default: %(default)s",
     )
     assumed.add_argument(
-        "--startup-time", type=_seconds, default=10.0, help="time until a new replica receives requests"
+        "--startup-time",
+        type=_seconds,
+        default="10s",
+        help="time until a new replica receives requests; default: %(default)s",
     )
     assumed.add_argument(
         "--replicas", type=int, metavar="N", help="initial replicas; default: as many as the initial rate requires"
     )
     assumed.add_argument("--room", type=int, metavar="N", help="maximum replicas that the machine has capacity for")
-    assumed.add_argument("--seed", type=int, default=1, help="seed of the random numbers")
+    assumed.add_argument("--seed", type=int, default=1, help="seed of the random numbers; default: %(default)s")
     simulate_canary.configure(parser)
     add_output(parser)
 

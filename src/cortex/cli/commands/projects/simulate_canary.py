@@ -26,16 +26,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     canary.add_argument(
         "--canary", action="store_true", help="simulate how soon a worse version is noticed, instead of autoscaling"
     )
-    canary.add_argument("--share", type=_share, default=0.1, help="part of the requests to the new version: 10%%")
-    canary.add_argument("--error-rate", type=_share, default=0.01, help="part of requests that fail: 1%%")
-    canary.add_argument("--errors", type=_share, metavar="PERCENT", help="the same with the new version")
+    canary.add_argument(
+        "--share", type=_share, default="10%", help="share of requests to the new version; default: %(default)s"
+    )
+    canary.add_argument(
+        "--error-rate", type=_share, default="1%", help="share of requests that fail; default: %(default)s"
+    )
+    canary.add_argument(
+        "--errors", type=_share, metavar="PERCENT", help="share of requests to the new version that fail"
+    )
     canary.add_argument(
         "--latency", type=_share, metavar="PERCENT", help="increase of the latency with the new version, such as 30%%"
     )
-    canary.add_argument("--max-error-increase", type=_share, default=0.005, help="tolerated: 0.5%%")
-    canary.add_argument("--max-latency-increase", type=_share, default=0.25, help="tolerated: 25%%")
-    canary.add_argument("--confidence", type=_confidence, default=0.99, help="that a good version is not rolled back")
-    canary.add_argument("--trials", type=int, default=100, help="number of simulated trials")
+    canary.add_argument(
+        "--max-error-increase",
+        type=_share,
+        default="0.5%",
+        help="tolerated increase of --error-rate; default: %(default)s",
+    )
+    canary.add_argument(
+        "--max-latency-increase", type=_share, default="25%", help="tolerated increase of the p99; default: %(default)s"
+    )
+    canary.add_argument(
+        "--confidence",
+        type=_confidence,
+        default="0.99",
+        help="probability that a good version is not rolled back; default: %(default)s",
+    )
+    canary.add_argument("--trials", type=int, default=100, help="number of simulated trials; default: %(default)s")
 
 
 def run(arguments: argparse.Namespace, trace: Trace, session: Session) -> int:
