@@ -45,7 +45,6 @@ HANDLER = """
             return {"pid": os.getpid()}
 """
 
-DEATHS = {"exit": "exited with code 3", "null dereference": "segmentation fault", "allocate": "out of memory"}
 CONFIG = """
     - name: {api}
       kind: RealtimeAPI

@@ -296,7 +296,7 @@ def test_bytes_that_are_no_text_need_the_binary_form() -> None:
     [
         (np.zeros(1, complex), "output 'y' has the dtype complex128"),
         (np.zeros(1, "M8[s]"), "output 'y' has the dtype datetime64"),
-        ([[1], [1, 2]], "output 'y' is no array"),
+        ([[1], [1, 2]], "output 'y' is not an array"),
         ([None], "output 'y' has an element of the type NoneType"),
         ([{}], "output 'y' has an element of the type dict"),
         (["\ud800"], "an output has text that is not valid Unicode"),

@@ -92,7 +92,7 @@ def node_identity(credentials: str, host: str) -> TlsIdentity:
         data = json.loads(credentials)
         return TlsIdentity("node", host, str(data["key"]), str(data["operators"]))
     except (KeyError, TypeError) as error:
-        raise ValueError("these are no credentials of a cluster") from error
+        raise ValueError("these are not the credentials of a cluster") from error
 
 
 @functools.lru_cache(maxsize=64)

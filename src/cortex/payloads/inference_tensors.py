@@ -312,7 +312,7 @@ def _as_tensor(name: str, value: Any) -> Array:
     try:
         array: Array = np.asarray(value)
     except ValueError as error:
-        raise UserError(f"{what} is no array: {error}") from None
+        raise UserError(f"{what} is not an array: {error}") from None
     if array.dtype.kind in "US":
         array = array.astype(np.object_)
     if datatype_of(array.dtype) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +13,6 @@ import pytest
 from cortex.dev.reload.hot_swap import ModuleSource, SwapError, swap
 from cortex.dev.reload.source_changes import NewProcess, decide
 from cortex.predictor.importing import import_user_file
-
-Edit = Callable[..., None]
 
 CODE = """
 import functools

@@ -210,7 +210,7 @@ def test_lists_unusual_local_files(tmp_path: Path) -> None:
     assert paths(source, {}) == [f"{tmp_path}/a\nb.json", f"{tmp_path}/http:/x"]
     assert payloads(batches(source, {})) == [[1, 2]]
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")).write_bytes(b"3")
-    with pytest.raises(StorageError, match="its name is no UTF-8; rename it, or exclude it"):
+    with pytest.raises(StorageError, match="its name is not UTF-8; rename it, or exclude it"):
         paths(source, {})
 
 

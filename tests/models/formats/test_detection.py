@@ -205,7 +205,7 @@ def test_other_archives_are_errors(tmp_path: Path, names: tuple[str, ...], words
         detect(tmp_path)
 
 
-@pytest.mark.parametrize(("schema", "words"), [([1], "not of skops"), ({"a": 1}, "not of skops")])
+@pytest.mark.parametrize(("schema", "words"), [([1], "skops did not write"), ({"a": 1}, "skops did not write")])
 def test_a_schema_of_another_program_is_an_error(tmp_path: Path, schema: Any, words: str) -> None:
     skops(tmp_path / "m.skops", schema)
     with pytest.raises(ModelFormatError, match=words):

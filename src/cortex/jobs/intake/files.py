@@ -139,7 +139,7 @@ def _is_meant(path: str, item: StoredObject, globs: Globs, is_read: bool) -> boo
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise StorageError(f"{printable(path)}: its name is no UTF-8; rename it, or exclude it") from None
+        raise StorageError(f"{printable(path)}: its name is not UTF-8; rename it, or exclude it") from None
     if (is_local and not is_about_name) or (not is_local and is_read and globs.selects(path)):
         raise StorageError(f"{printable(path)} can't be read: {item.flaw}; exclude it, or put it elsewhere")
     return globs.selects(path)

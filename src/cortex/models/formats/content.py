@@ -155,7 +155,7 @@ def _skops(file: _File, archive: zipfile.ZipFile) -> ModelContent:
     schema = archive.read("schema.json")
     kind = _class_of(schema[:_SCHEMA_START_BYTES])
     if not kind or b'"_skops_version"' not in schema[-_SCHEMA_START_BYTES:]:
-        raise UnknownContentError(f"{file.path} is a ZIP archive with a schema.json that is not of skops")
+        raise UnknownContentError(f"{file.path} is a ZIP archive with a schema.json that skops did not write")
     found = re.search(rb'"_sklearn_version"\s*:\s*\{[^{}]*?"content"\s*:\s*"\\"([0-9a-z.+]{1,40})\\""', schema)
     requirements = [SKOPS]
     if version := found and found[1].decode():

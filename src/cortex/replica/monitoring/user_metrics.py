@@ -219,7 +219,7 @@ def _checked_name(metric: object) -> str:
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"{_shown(name)} is too long for a name: {MAX_NAME_CHARACTERS} characters are the most")
     if name.startswith(_RESERVED_PREFIXES):
-        raise ValueError(f"metric {name}: names that begin with cortex_, istio_ or _ are not the user's; use another")
+        raise ValueError(f"metric {name}: names that begin with cortex_, istio_ or _ are reserved; use another")
     return name
 
 
@@ -232,7 +232,7 @@ def _labels(metric: str, tags: Tags | None) -> dict[str, str]:
         if not isinstance(tag, str) or not _TAG.fullmatch(tag) or (name := escape_surrogates(tag)).startswith("__"):
             raise ValueError(f"metric {metric}: {_shown(tag)} is not the name of a tag: use letters, digits and `_`")
         if name in _RESERVED_TAGS:
-            raise ValueError(f"metric {metric}: the tag {name!r} is not the user's; use another name")
+            raise ValueError(f"metric {metric}: the tag {name!r} is reserved; use another name")
         labels[name] = _text(metric, name, value)
     return dict(sorted(labels.items()))
 
