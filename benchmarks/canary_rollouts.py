@@ -245,7 +245,9 @@ def cortex_rule(scenario: Scenario, seed: int) -> End:
         trial = Trial(**{**asdict(trial), "step_requests": trial.step_requests + new.requests})
         requests += new.requests
         old, new = RevisionNumbers(), RevisionNumbers()
-        trial = advance(trial, config, judge.findings(), 0.0)
+        before, trial = trial, advance(trial, config, judge.findings(), 0.0)
+        if trial.step != before.step:
+            judge.begin_step()
         if not trial.is_open:
             return End(trial.outcome is TrialOutcome.ROLLED_BACK, time_s, requests)
     return End(None, time_s, requests)

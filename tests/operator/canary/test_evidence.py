@@ -51,6 +51,20 @@ def test_a_factor_has_an_expectation_of_at_most_one_if_the_claim_is_true(
     assert total <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("weight", [0.1, 1.0])
+def test_evidence_that_is_collected_anew_has_an_expectation_of_at_most_the_sum_of_weights(weight: float) -> None:
+    rate, margin, total = 0.2, 0.05, 0.0
+    for counts in product(range(4), repeat=4):
+        evidence = Evidence(Claim.AT_MOST, margin, rate=0.3)
+        evidence.observe(CountWindow(3, counts[0], 3, counts[1]))
+        evidence.collect_anew(weight)
+        evidence.observe(CountWindow(3, counts[2], 3, counts[3]))
+        rates = (rate, rate + margin) * 2
+        chances = [math.comb(3, n) * each**n * (1 - each) ** (3 - n) for n, each in zip(counts, rates, strict=True)]
+        total += math.prod(chances) * math.exp(evidence.log)
+    assert total <= 1 + weight + 1e-6
+
+
 @pytest.mark.parametrize("claim", Claim)
 def test_few_trials_ever_refute_a_true_claim_whose_rates_change(claim: Claim) -> None:
     """Both versions have bursts of errors, and the new one has exactly the difference that is tolerated."""

@@ -96,6 +96,45 @@ def test_without_enough_requests_nothing_is_known_and_the_missing_ones_are_estim
     assert judge().findings()[0].to_json()["missing"] is None
 
 
+def test_a_revision_has_to_be_found_not_worse_in_each_step() -> None:
+    subject, generator = judge(max_error_increase="3%", max_latency_increase="60%"), random.Random(5)
+    assert judged(subject, {"error": 0.01}, {"error": 0.01})[0] is Finding.NOT_WORSE
+    subject.begin_step()
+    assert {each.finding for each in subject.findings()} == {Finding.UNKNOWN}
+    began_s = 5.0 * 400
+    for window in range(40):  # more requests than it can bear
+        time_s = began_s + 5.0 * window
+        subject.observe(numbers(generator, 60), numbers(generator, 60, error=0.9), True, time_s)
+        if (found := overall(subject.findings())) is not Finding.UNKNOWN:
+            break
+    assert found is Finding.WORSE
+    assert time_s - began_s <= 150
+
+
+def test_a_revision_that_was_good_for_hours_is_soon_found_worse() -> None:
+    subject, generator, time_s = judge(), random.Random(5), 0.0
+    while time_s < 4 * 3600:
+        subject.observe(numbers(generator, 30, error=0.01), numbers(generator, 30, error=0.01), True, time_s)
+        time_s += 30.0
+    copy = judge()
+    copy.load(json.loads(json.dumps(subject.dump())))
+    began_s = time_s
+    while overall(copy.findings()) is not Finding.WORSE:
+        copy.observe(numbers(generator, 30, error=0.01), numbers(generator, 30, error=0.9), True, time_s)
+        time_s += 30.0
+    assert time_s - began_s <= 300
+
+
+def test_disagreement_is_known_before_the_first_step() -> None:
+    subject, generator = judge(shadow=True, max_disagreement="1%"), random.Random(3)
+    for window in range(40):
+        subject.observe(numbers(generator, 50), numbers(generator, 50), True, 5.0 * window)
+        subject.observe_pairs(100, 0)
+    subject.begin_step()
+    found = {each.name: each.finding for each in subject.findings()}
+    assert (found["errors"], found["disagreement"]) == (Finding.UNKNOWN, Finding.NOT_WORSE)
+
+
 def test_until_a_verdict_more_requests_are_needed() -> None:
     subject, generator = judge(), random.Random(2)
     for window in range(1000):

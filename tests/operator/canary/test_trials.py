@@ -303,7 +303,7 @@ def test_another_operator_continues_with_the_evidence(world: World) -> None:
     world.deploy(NEW, api(update_strategy=CANARY))
 
     async def scenario() -> None:
-        for number in range(60):
+        for number in range(120):
             if number % 3 == 0:  # each operator observes two windows, which never suffice
                 world.trials = Trials(world.apis, world.values)
                 controller = world.controller()
@@ -318,6 +318,24 @@ def test_another_operator_continues_with_the_evidence(world: World) -> None:
     errors = known[1].findings()[0]
     assert errors.finding is Finding.NOT_WORSE
     assert errors.new == pytest.approx(1 / 91)
+
+
+def test_a_revision_that_fails_at_a_larger_share_is_not_promoted(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    controller = world.controller()
+
+    async def scenario() -> None:
+        while world.trials.percents([world.record]).get("iris") == 10:
+            await controller.judge(world.record)
+            world.respond(OLD, 90, 1)
+            world.respond(NEW, 180, 2)
+        for _ in range(8):
+            await controller.judge(world.record)
+            world.respond(OLD, 90, 1)
+            world.respond(NEW, 0, 180)
+
+    asyncio.run(scenario())
+    assert world.returned == [1]
 
 
 def test_trials_of_deleted_apis_are_forgotten(world: World) -> None:

@@ -114,7 +114,10 @@ class CanaryController:
         config = record.spec.update_strategy.canary
         assert config is not None
         age_s = now - record.updated_at.timestamp()
-        await self._settle(record, advance(trial, config, judge.findings(), age_s))
+        after = advance(trial, config, judge.findings(), age_s)
+        if after.step != trial.step:
+            judge.begin_step()
+        await self._settle(record, after)
 
     def _read(self, api: str, trial: Trial) -> tuple[list[RevisionNumbers], list[str]]:
         """Return the numbers of both revisions, and the replicas of the new one that have served."""

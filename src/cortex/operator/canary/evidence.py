@@ -28,6 +28,10 @@ Outcomes also come in bursts: one process pauses, or its connection to a databas
 collected in blocks of time, and the logarithm grows by at most `cap` in each one. A burst alone then decides nothing,
 however many requests it hits, and the property above is kept: the smaller of a supermartingale and a constant is one.
 
+A revision may be good for hours, and worse from then on: under more load, or because it leaks memory. The product would
+first have to make up for all that it lost until then. So evidence is also collected from later points in time on, each
+with a weight: a weighted sum of such products keeps the property above if the weights add up to 1.
+
 [1] R. Turner, A. Ly, P. Grünwald: Generic E-variables for exact sequential k-sample tests that allow for optional
 stopping. Journal of Statistical Planning and Inference 230, 2024.
 """
@@ -87,6 +91,17 @@ class Evidence:
     def begin_block(self) -> None:
         """Begin the next block of time."""
         self.base = [self._capped(index) for index in range(len(self.logs))]
+        self.logs = list(self.base)
+
+    def restart(self) -> None:
+        """Drop the evidence, but not what is known of the rate."""
+        self.logs = [0.0] * len(EFFECTS)
+        self.base = list(self.logs)
+
+    def collect_anew(self, weight: float) -> None:
+        """Begin a block from which on evidence is also collected anew; the evidence from the start has the weight 1."""
+        self.begin_block()
+        self.base = [log_sum([each, math.log(weight)]) for each in self.base]
         self.logs = list(self.base)
 
     def observe(self, window: CountWindow) -> None:
@@ -183,5 +198,10 @@ def _curvature(rate: float, other: float) -> float:
 
 def log_mean(logs: Sequence[float]) -> float:
     """Return the logarithm of the mean of evidence given as logarithms, which is evidence against a common claim."""
+    return log_sum(logs) - math.log(len(logs))
+
+
+def log_sum(logs: Sequence[float]) -> float:
+    """Return the logarithm of the sum of numbers given as logarithms."""
     top = max(logs)
-    return top + math.log(sum(math.exp(each - top) for each in logs) / len(logs))
+    return top + math.log(sum(math.exp(each - top) for each in logs))

@@ -11,8 +11,10 @@ compares the windows. Five properties are judged:
 | disagreement | had another prediction, of those copied to the new revision | `max_disagreement`, from 0 |
 
 "Worse" refutes that the part grew by at most that, "not worse" that it grew by at least that. A revision is worse as
-soon as one property is, and not worse once all are not. The confidence is divided among the properties for "worse": a
-revision within all margins is rolled back with a probability of at most 1 - confidence, however often it is judged.
+soon as one property is, and not worse once all are not, in each step anew, because more requests may be what makes it
+worse. The confidence is divided among the properties for "worse", and for each of them among the whole trial and its
+later segments: a revision within all margins is rolled back with a probability of at most 1 - confidence, however often
+it is judged.
 
 Latency is the time in user code: the time in the queue depends on the number of replicas, which differs. The quantile
 is that of the windows before, so it is known before the requests that it judges. It lies between two bounds of the
@@ -47,6 +49,9 @@ SLOW_TOGETHER = 2.0
 #: Length of a block of `evidence`, and the blocks that a verdict takes at least: a burst of errors in one process, for
 #: example while its connection to a database hangs, is no property of a revision.
 BLOCK_S, MIN_BLOCKS = 30.0, 3
+#: Evidence that a revision is worse is also collected from the beginning of each segment on: of each further step, and
+#: after this time. The evidence of the whole trial has that part of the risk, and the segments share the rest.
+SEGMENT_S, PART_OF_WHOLE_TRIAL = 3600.0, 0.5
 #: Classes that are compared; further ones are not.
 MAX_CLASSES = 20
 _REQUESTS = "cortex_replica_requests_total"
@@ -132,6 +137,12 @@ class Comparison:
         self.within.begin_block()
         self.beyond.begin_block()
 
+    def begin_segment(self, weight: float, is_step: bool) -> None:
+        """Begin the next segment; if it is a step, that the rate is within the margin has to be shown anew."""
+        self.within.collect_anew(weight)
+        if is_step:
+            self.beyond.restart()
+
     def observe(self, window: CountWindow) -> None:
         """Add one window."""
         self.within.observe(window)
@@ -180,7 +191,7 @@ class Judge:
         together = float(api.handler.threads_per_process)
         more = (shift is not None) + (canary.max_disagreement is not None)
         self._needed = needed_evidence(PROPERTIES + more, canary.confidence)
-        self._cap = self._needed[0] / MIN_BLOCKS
+        self._cap = evidence_per_block(self._needed[0])
         self._errors = Comparison.at(fraction(canary.max_error_increase), together, 0.01, self._cap)
         self._slow = {name: Comparison.at(0.0, SLOW_TOGETHER, 1 - at, self._cap) for name, at in QUANTILES.items()}
         limit = canary.max_disagreement
@@ -190,6 +201,8 @@ class Judge:
         self._fewer: dict[str, Comparison] = {}
         self._durations: dict[float, int] = {}  #: of the old revision, in all windows so far
         self._block_began_s = -math.inf
+        self._segment_began_s = math.inf  #: not yet
+        self._segments = 0  #: after the first one
 
     def judges_by(self, canary: CanaryConfig) -> bool:
         """Return whether the evidence is about these tolerances; with others, it has to start over."""
@@ -202,6 +215,9 @@ class Judge:
         """
         if not 0 <= time_s - self._block_began_s < BLOCK_S:
             self._block_began_s = time_s
+            self._segment_began_s = min(self._segment_began_s, time_s)
+            if time_s - self._segment_began_s >= SEGMENT_S:
+                self._begin_segment(time_s, is_step=False)
             for each in self._comparisons():
                 each.begin_block()
         self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
@@ -209,6 +225,19 @@ class Judge:
             self._observe_latency(old, new)
         if self._shift is not None:
             self._observe_classes(old, new, self._shift)
+
+    def begin_step(self) -> None:
+        """Judge the next step, in which the new revision gets more requests."""
+        self._begin_segment(math.inf, is_step=True)
+        self._block_began_s = -math.inf
+
+    def _begin_segment(self, time_s: float, is_step: bool) -> None:
+        self._segment_began_s = time_s
+        self._segments += 1
+        part = (1 - PART_OF_WHOLE_TRIAL) / (self._segments * (self._segments + 1))  # of all segments: a sum of 1
+        for each in self._comparisons():
+            if each is not self._disagreement:  # which is known before the first step
+                each.begin_segment(part / PART_OF_WHOLE_TRIAL, is_step)
 
     def observe_pairs(self, pairs: int, different: int) -> None:
         """Add the requests of one window that both revisions answered, and how many of their predictions differ."""
@@ -294,6 +323,8 @@ class Judge:
             "fewer": {name: asdict(each) for name, each in self._fewer.items()},
             "durations": {f"{bound:g}": count for bound, count in self._durations.items()},
             "block_began_s": self._block_began_s if math.isfinite(self._block_began_s) else None,
+            "segment_began_s": self._segment_began_s if math.isfinite(self._segment_began_s) else None,
+            "segments": self._segments,
         }
 
     def load(self, data: Json) -> None:
@@ -311,11 +342,19 @@ class Judge:
         self._durations = {float(bound): int(count) for bound, count in data["durations"].items()}
         began_s = data["block_began_s"]
         self._block_began_s = -math.inf if began_s is None else float(began_s)
+        began_s = data["segment_began_s"]
+        self._segment_began_s = math.inf if began_s is None else float(began_s)
+        self._segments = int(data["segments"])
 
 
 def needed_evidence(properties: int, confidence: float) -> tuple[float, float]:
     """Return the logarithms of the evidence to find one of the properties worse, and to find it not worse."""
-    return math.log(properties / (1 - confidence)), math.log(1 / (1 - confidence))
+    return math.log(properties / PART_OF_WHOLE_TRIAL / (1 - confidence)), math.log(1 / (1 - confidence))
+
+
+def evidence_per_block(worse: float) -> float:
+    """Return by how much evidence grows in one block at most, so that `MIN_BLOCKS` of them reach `worse`."""
+    return worse / MIN_BLOCKS + 1e-9  # sums of a third are rounded
 
 
 def overall(findings: Iterable[PropertyFinding]) -> Finding:

@@ -14,7 +14,14 @@ from statistics import NormalDist
 
 from cortex.operator.autoscaling.traffic import Trace
 from cortex.operator.canary.evidence import CountWindow
-from cortex.operator.canary.judge import BLOCK_S, MIN_BLOCKS, PROPERTIES, SLOW_TOGETHER, Comparison, needed_evidence
+from cortex.operator.canary.judge import (
+    BLOCK_S,
+    PROPERTIES,
+    SLOW_TOGETHER,
+    Comparison,
+    evidence_per_block,
+    needed_evidence,
+)
 
 #: Quantile of the old version's latency above which requests count as slow.
 SLOW_QUANTILE = 0.99
@@ -104,7 +111,7 @@ def simulate_canary(regression: Regression, plan: CanaryPlan, trace: Trace, tria
 
 def _trial(regression: Regression, plan: CanaryPlan, trace: Trace, generator: random.Random) -> SimulatedVerdict | None:
     worse, not_worse = needed_evidence(PROPERTIES, plan.confidence)
-    compared = Comparison.at(regression.margin, regression.cluster, regression.old_rate, worse / MIN_BLOCKS)
+    compared = Comparison.at(regression.margin, regression.cluster, regression.old_rate, evidence_per_block(worse))
     time_s, requests, block_began_s = 0.0, 0, 0.0
     while time_s < trace.duration_s:
         if time_s - block_began_s >= BLOCK_S:
