@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from cortex.gateway.runtime_api import (
     BackendState,
     HaproxyWorkers,
+    RuntimeApi,
     ServerState,
+    Unresponsive,
     WantedServer,
     escape,
     has_others,
@@ -114,3 +119,11 @@ def test_map_values_keep_their_spaces() -> None:
 
 def test_special_characters_are_escaped() -> None:
     assert escape(r'a b;c\n"#<<') == r"a\ b\;c\\n\"\#\<\<"
+
+
+async def test_the_error_of_a_gateway_that_does_not_answer_names_the_timeout(tmp_path: Path) -> None:
+    silent = await asyncio.start_unix_server(lambda reader, writer: None, tmp_path / "s")
+
+    with pytest.raises(Unresponsive, match=r"does not answer on .*/s: timed out"):
+        await RuntimeApi(tmp_path / "s").workers()
+    silent.close()

@@ -161,7 +161,7 @@ class RuntimeApi:
         except OSError as error:  # includes TimeoutError
             if error.errno in _OWN_LIMITS:
                 raise GatewayError(f"HAProxy can't be queried: {error.strerror}") from error
-            raise Unresponsive(f"HAProxy does not answer on {self._socket}: {error or 'timed out'}") from error
+            raise Unresponsive(f"HAProxy does not answer on {self._socket}: {str(error) or 'timed out'}") from error
 
     async def _exchange(self, text: str) -> str:
         reader, writer = await asyncio.open_unix_connection(str(self._socket))

@@ -38,8 +38,9 @@ _LENT_STEP = 8
 _STARTING = "starting"
 #: Delay before a rejected table is applied again.
 _RETRY_S = 0.5
-#: Failures are reported after this time. A restart of the gateway takes less.
-FAILING_AFTER_S = 3.0
+#: Failures are reported after this time. A restart of the gateway takes less, and so do several attempts on a machine
+#: that is overloaded, where a single one may time out.
+FAILING_AFTER_S = 10.0
 #: A table not in force after this time is late. Most tables take milliseconds.
 LATE_AFTER_S = 0.3
 
