@@ -3,6 +3,7 @@ import datetime
 import decimal
 import enum
 import gc
+import gzip
 import json
 import math
 import os
@@ -63,6 +64,11 @@ def test_a_byte_order_mark_before_json_is_skipped():
     assert parse(JSON, b"\xef\xbb\xbf[1]") == [1]
     with pytest.raises(BadBody):
         parse(JSON, b"\xef\xbb\xbf")
+
+
+def test_the_error_for_a_compressed_body_names_the_compression():
+    with pytest.raises(BadBody, match="the body is compressed with gzip"):
+        parse(JSON, gzip.compress(b"{}"))
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"a": NaN}', b"\xff", b"[1,]", b"1 2", b"[" * 5000, b'"\\ud800"'])

@@ -50,6 +50,8 @@ _CONNECTION_HEADERS = frozenset(
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _NOT_JSON = object()
+#: First bytes of a compressed body, which some clients send.
+_GZIP = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 _KEYS = orjson.OPT_NON_STR_KEYS
@@ -239,6 +241,8 @@ def _parse_json(body: bytes) -> Any:
     except orjson.JSONDecodeError as exc:
         if body.startswith(_UTF8_BOM):
             return _parse_json(body[len(_UTF8_BOM) :])
+        if body.startswith(_GZIP):
+            raise BadBody("malformed JSON: the body is compressed with gzip; send it uncompressed") from None
         reason = f"{exc.msg}: line {exc.lineno} column {exc.colno}" if body else "the body is empty"
         raise BadBody(f"malformed JSON: {reason}") from None
 
