@@ -54,11 +54,11 @@ def test_without_a_sample_it_says_what_to_send(tmp_path: Path) -> None:
         ("def handle_get(self): ...", f"curl {URL}"),
         ("def handle_post(self): ...", f"curl -X POST {URL}"),
         ("def handle_delete(self, headers): ...", f"curl -X DELETE {URL}"),
-        ("def handle_get(self, query_params): return query_params['q']", 'send GET with the query parameters "q"'),
+        ("def handle_get(self, query_params): return query_params['q']", 'send GET with the query parameter "q"'),
         ("def handle_put(self, payload): return payload['a']", 'send PUT with a JSON body with "a"'),
         (
             "def handle_post(self, payload, query_params): return payload['a'], query_params['q']",
-            'send POST with a JSON body with "a" and the query parameters "q"',
+            'send POST with a JSON body with "a" and the query parameter "q"',
         ),
     ],
 )

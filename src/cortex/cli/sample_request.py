@@ -94,7 +94,8 @@ def _parts(method: RequestArguments) -> list[str]:
     if method.payload_keys is not None:
         parts.append(f"a JSON body{f' with {_names(method.payload_keys)}' if method.payload_keys else ''}")
     if method.query_keys:
-        parts.append(f"the query parameters {_names(method.query_keys)}")
+        plural = "s" if len(method.query_keys) > 1 else ""
+        parts.append(f"the query parameter{plural} {_names(method.query_keys)}")
     return parts
 
 
