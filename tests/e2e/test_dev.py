@@ -324,6 +324,29 @@ def test_the_response_to_a_sample_is_compared_after_each_change(project: Path) -
         terminal.expect('+  "y": 7')
 
 
+def test_a_change_is_applied_while_the_sample_waits_for_a_response(project: Path) -> None:
+    write(project, "sample.json", '{"x": 3}')
+    endless = "print('endless', flush=True)\n        while True: pass"
+    edit(project, "self.calls += 1", "import threading; print('blocked', flush=True); threading.Event().wait()")
+    with DevTerminal(project, ["--sample", str(project / "sample.json")]) as terminal:
+        terminal.expect("blocked\n")
+        edit(project, "self.calls = 0", endless)
+        terminal.expect("endless\n")
+        write(project, "handler.py", HANDLER.replace("self.calls = 0", "self.calls = 7"))
+        terminal.expect("new process (its files changed while it was loading), ready in ")
+        terminal.expect('"calls": 8')
+
+
+def test_the_sample_is_not_sent_again_while_the_old_code_goes_on_serving(project: Path) -> None:
+    write(project, "sample.json", '{"x": 3}')
+    with DevTerminal(project, ["--sample", str(project / "sample.json")]) as terminal:
+        terminal.expect('"calls": 1')
+        edit(project, "return {", "return {{")
+        terminal.expect("the old code goes on serving")
+        write(project, "handler.py", HANDLER.replace('"y"', '"z"'))
+        terminal.expect('+  "z": 6,\n  +  "calls": 2')
+
+
 @pytest.mark.long
 def test_applications_jobs_and_splitters_are_served(tmp_path: Path) -> None:
     folder = tmp_path / "many"

@@ -18,7 +18,6 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from cortex.config.schema import Api
 from cortex.dev.api_process import DebugSettings, LoadResult, environment_of_processes
@@ -151,10 +150,14 @@ class DevSession:
         for each in self._apis.values():
             self._print_api(each)
         self.terminal.raw(self.terminal.styled("save a file to reload it; Ctrl-C ends", "dim"))
-        for each in served:
-            await self._send_sample(each)
+        samples = asyncio.create_task(self._send_samples())
         while True:
-            await self._handle(await self._changed.get())
+            try:
+                changed = await self._changed.get()
+            finally:
+                samples.cancel()  # a change does not wait for the response of older code
+            if await self._handle(changed):
+                samples = asyncio.create_task(self._send_samples())
 
     async def _add(self, api: Api) -> DevApi:
         spec = await self._prepare(self._project, api)
@@ -199,8 +202,9 @@ class DevSession:
 
     # Changes.
 
-    async def _handle(self, changed: set[Path]) -> None:
-        """Apply a change of files; requests are held meanwhile."""
+    async def _handle(self, changed: set[Path]) -> bool:
+        """Apply a change of files, and return whether that succeeded; requests are held meanwhile."""
+        is_applied = False
         while not self._changed.empty():
             changed |= self._changed.get_nowait()
         started = time.perf_counter()
@@ -213,6 +217,7 @@ class DevSession:
                 each.hold()
             try:
                 await self._apply(changed, started)
+                is_applied = True
             except (CortexError, OSError) as error:  # OSError: files that are being replaced
                 self._report_error(error)
             finally:
@@ -224,8 +229,7 @@ class DevSession:
         for each in self._apis.values():
             if not each.is_shown and (each.is_serving or each.api.kind is ApiKind.SPLITTER):
                 self._print_api(each)
-        for each in list(self._apis.values()):
-            await self._send_sample(each)
+        return is_applied
 
     async def _apply(self, changed: set[Path], started: float) -> None:
         project = await asyncio.to_thread(LocalProject.read, self._settings.config_file, self._settings.environ)
@@ -268,21 +272,23 @@ class DevSession:
         await self._until_changed(*pending)
 
     async def _until_changed(self, *starts: Coroutine[None, None, None]) -> None:
-        """Wait until processes have loaded; a change of files meanwhile ends those that still load."""
-        work = asyncio.gather(*starts)
-        change = asyncio.create_task(self._changed.get())
-        either: set[asyncio.Future[Any]] = {work, change}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+        """Wait until processes have loaded; each change of files meanwhile ends those that still load."""
+        changed: set[Path] = set()
+
+        async def abandon_at_changes() -> None:
+            while True:
+                changed.update(await self._changed.get())
                 for each in self._apis.values():
                     each.abandon_start()
-            await work
+
+        watching = asyncio.create_task(abandon_at_changes())
+        try:
+            await asyncio.gather(*starts)
         finally:
-            change.cancel()
-            await asyncio.gather(change, return_exceptions=True)
-            if not change.cancelled():
-                self._changed.put_nowait(change.result())
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            if changed:
+                self._changed.put_nowait(changed)
 
     def _restart_reason(
         self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str], before: LocalProject
@@ -383,12 +389,18 @@ class DevSession:
 
     # Samples.
 
-    async def _send_sample(self, each: DevApi) -> None:
-        """Send the sample of the command line, and show how the response differs from the last one."""
-        if self._settings.sample is None or not each.is_serving:
+    async def _send_samples(self) -> None:
+        """Send the sample of the command line to each API, one after the other."""
+        if self._settings.sample is not None:
+            for each in [*self._apis.values()]:
+                await self._send_sample(each, *self._settings.sample)
+
+    async def _send_sample(self, each: DevApi, body: bytes, content_type: str) -> None:
+        """Send a sample, and show how the response differs from the last one."""
+        if not each.is_serving:
             return
         try:
-            sample = SampleRequest(self._settings.host, self._port, *self._settings.sample)
+            sample = SampleRequest(self._settings.host, self._port, body, content_type)
             shown = await asyncio.to_thread(sample.response, each.api)
         except (OSError, HTTPException, ValueError) as error:
             self.terminal.line(f"{each.api.name}  the sample has no response: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cortex.dev.reload.hot_swap import ModuleSource, SwapError, swap
+from cortex.dev.reload.hot_swap import ModuleSource, ProjectSources, SwapError, swap
 from cortex.dev.reload.source_changes import NewProcess, decide
 from cortex.predictor.importing import import_user_file
 
@@ -132,3 +132,22 @@ def test_nothing_changes_if_a_method_needs_another_closure(module: ModuleType) -
         edit(module, ("x * 2", "x * 3"), ('return "handler"', "return super().name()"))
     assert module.double(1) == 2
     assert handler.name() == "handler"
+
+
+def test_a_file_that_changes_while_it_loads_is_swapped_later(tmp_path: Path) -> None:
+    file = tmp_path / "changing_handler.py"
+    load_model = f"import pathlib\npathlib.Path({str(file)!r}).write_text(NEW)\n"
+    text = "def predict():\n    return {}\n"
+    file.write_text(f"NEW = {text.format(2)!r}\n{load_model}{text.format(1)}")
+    sources = ProjectSources(str(tmp_path))
+    before = list(sys.path)
+    try:
+        module = import_user_file(tmp_path, "changing_handler.py", None)
+        sources.update()
+        assert module.predict() == 1
+        found = sources.swap(None)
+    finally:
+        sys.path[:] = before
+        del sys.modules["changing_handler"]
+    assert isinstance(found, NewProcess)
+    assert "changing_handler.py" in found.reason

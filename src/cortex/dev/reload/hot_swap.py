@@ -194,6 +194,7 @@ class ProjectSources:
     def __init__(self, folder: str) -> None:
         self._prefix = folder.rstrip("/") + "/"
         self._texts: dict[str, str] = {}  #: by path relative to the project
+        self._executed: dict[str, str] = {}  #: likewise, of modules that have run since the last `update`
         self._data: set[str] = set()
         self._count = 0
         self._is_recording = False
@@ -209,13 +210,14 @@ class ProjectSources:
             self._is_recording = False
 
     def update(self) -> bool:
-        """Read the sources of modules that were loaded since the last call; return whether there are any."""
+        """Add the modules that were loaded since the last call; return whether there are any."""
         if len(sys.modules) == self._count:
             return False
         self._count = len(sys.modules)
         new = self._modules().keys() - self._texts.keys()
         for path in new:
-            self._texts[path] = self._read(path)
+            self._texts[path] = self._executed[path] if path in self._executed else self._read(path)
+        self._executed.clear()
         return bool(new)
 
     def describe(self) -> dict[str, list[str]]:
@@ -259,8 +261,22 @@ class ProjectSources:
         return file.endswith(".py") and "/site-packages/" not in file
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._is_recording or event != "open" or not isinstance(arguments[0], str | bytes):
+        if event == "exec":
+            self._record_source(arguments[0])
+        elif event == "open" and self._is_recording and isinstance(arguments[0], str | bytes):
+            self._record_data(arguments)
+
+    def _record_source(self, code: CodeType) -> None:
+        """Keep the source of a module that begins to run: its file may change while it loads a model."""
+        file = code.co_filename
+        if code.co_name != "<module>" or not file.startswith(self._prefix) or not self._is_own(file):
             return
+        path = file.removeprefix(self._prefix)
+        if path not in self._texts:
+            with contextlib.suppress(OSError, SyntaxError, UnicodeError):
+                self._executed[path] = self._read(path)
+
+    def _record_data(self, arguments: tuple[Any, ...]) -> None:
         path, mode = os.path.abspath(os.fsdecode(arguments[0])), arguments[1]  # noqa: PTH100 - no symbolic links
         is_read = not isinstance(mode, str) or not set(mode) & set("wax+")
         if is_read and path.startswith(self._prefix) and not path.endswith((".py", ".pyc")):
