@@ -159,6 +159,12 @@ def test_the_reason_contains_every_rule_that_applied() -> None:
     )
 
 
+def test_the_reason_says_why_an_idle_api_keeps_a_replica() -> None:
+    assert decide(policy(), OLD, flat(0.0), NOW, 1).reason.endswith("= 0 → 0; min_replicas is 1")
+    reason = decide(policy(min_replicas=0), OLD, flat(0.0, seconds=40), NOW, 1).reason
+    assert reason.endswith("= 0 → 0; not idle for the whole window, so not zero")
+
+
 # Properties.
 
 COUNTS = st.integers(0, 200)

@@ -222,10 +222,11 @@ def _recommend(policy: ScalingPolicy, raw: float, current: int, is_idle: bool) -
     if recommended > high:
         notes.append(f"not above {high} in one step (max_upscale_factor)")
     recommended = min(max(recommended, low), high)
-    if not (is_idle and policy.min_replicas == 0):
-        recommended = max(recommended, 1)
     if recommended < policy.min_replicas:
         notes.append(f"min_replicas is {policy.min_replicas}")
+    if recommended == policy.min_replicas == 0 and not is_idle:
+        notes.append("not idle for the whole window, so not zero")
+        recommended = 1
     if recommended > policy.max_replicas:
         notes.append(f"max_replicas is {policy.max_replicas}")
     return min(max(recommended, policy.min_replicas), policy.max_replicas), notes

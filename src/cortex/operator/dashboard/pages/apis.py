@@ -53,9 +53,9 @@ class ChartRange:
 
 #: Ranges by their names in addresses; the first is the default.
 RANGES = {
-    "15m": ChartRange("15 min", ("15 min ago", "7", "now"), 180),
-    "1h": ChartRange("1 hour", ("60 min ago", "30", "now"), HOUR[1]),
-    "1d": ChartRange("1 day", ("24 h ago", "12", "now"), DAY[1], is_day=True),
+    "15m": ChartRange("15 min", ("15 min ago", "7.5 min", "now"), 180),
+    "1h": ChartRange("1 hour", ("60 min ago", "30 min", "now"), HOUR[1]),
+    "1d": ChartRange("1 day", ("24 h ago", "12 h", "now"), DAY[1], is_day=True),
 }
 
 
