@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cortex.dev.link import Link
 from harness.dev_terminal import DevTerminal
 from harness.installations.example_cases import EXAMPLES_DIR
 from harness.wait import has_ended, wait_until
@@ -243,6 +244,19 @@ def test_an_interrupt_leaves_no_process_no_port_and_no_file(project: Path) -> No
             socket.create_connection(("127.0.0.1", port)).close()
     assert sorted(project.rglob("*")) == before
     assert not (project.parent / "home").exists()
+
+
+def test_a_process_that_was_prepared_ends_when_it_is_stopped() -> None:
+    ours, theirs = Link.pair()
+    descriptors = (theirs.sock.fileno(), *os.pipe())
+    command = [sys.executable, "-m", "cortex.dev.process", *map(str, descriptors)]
+    with subprocess.Popen(command, pass_fds=descriptors) as process:
+        ours.send("stop")
+        assert process.wait(60) == 0
+    theirs.close()
+    ours.close()
+    for each in descriptors[1:]:
+        os.close(each)
 
 
 def test_a_slow_start_is_reported_and_ctrl_c_does_not_reach_an_interpreter_that_starts(project: Path) -> None:

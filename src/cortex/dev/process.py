@@ -52,6 +52,8 @@ def main() -> None:
         elif message["kind"] == "load":
             _DevProcess(link, token, message).run(messages)
             break
+        elif message["kind"] == "stop":  # it was prepared for a restart that did not come
+            break
     _flush()
     os._exit(0)
 
