@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import resource
 import signal
 import socket
+import threading
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from cortex.errors import GatewayError
 from cortex.gateway.config import CONFIG_FILE, GatewaySettings
 from cortex.gateway.haproxy import HUNG_AFTER_PROBES, HaproxyGateway
 from cortex.gateway.maps import ROUTES_MAP
-from cortex.gateway.runtime_api import RuntimeApi
+from cortex.gateway.runtime_api import ANSWER_TIMEOUT_S, RuntimeApi
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
@@ -157,6 +159,15 @@ async def test_a_hung_worker_is_replaced(home: Home) -> None:
 
         await eventually(replaced, timeout_s=20)
         assert (await ask(w.port, "/iris")).status == 200
+
+
+async def test_a_busy_operator_does_not_take_the_gateway_for_hung(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table())
+        query = asyncio.create_task(RuntimeApi(home.sockets_dir / "gateway-master.sock").workers())
+        await asyncio.sleep(0)  # it begins
+        threading.Event().wait(ANSWER_TIMEOUT_S + 0.5)  # blocks the event loop, like SIGSTOP
+        assert (await query).current is not None
 
 
 async def test_exhausted_descriptors_of_the_operator_do_not_restart_the_gateway(home: Home) -> None:

@@ -32,6 +32,9 @@ from cortex.gateway.routes import ApiKey, RoutingTable
 #: An idle worker answers within a millisecond and a saturated one within tens.
 ANSWER_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 30.0
+#: A timer that fires this much late shows that this process was stopped or busy; HAProxy then gets its time again.
+_LATE_S = 0.1
+_MAX_TIMEOUTS = 10
 #: Time after failed checks after which requests to a machine that vanished are ended.
 LOST_S = 2
 #: Commands sent per connection. HAProxy executes them as they arrive.
@@ -155,13 +158,17 @@ class RuntimeApi:
         return answer
 
     async def _send_command(self, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
+        exchange = asyncio.create_task(self._exchange(text))
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._exchange(text)
-        except OSError as error:  # includes TimeoutError
+            if not await _ends_in_time(exchange, timeout_s):
+                raise Unresponsive(f"HAProxy does not answer on {self._socket}: timed out")
+            return exchange.result()
+        except OSError as error:
             if error.errno in _OWN_LIMITS:
                 raise GatewayError(f"HAProxy can't be queried: {error.strerror}") from error
-            raise Unresponsive(f"HAProxy does not answer on {self._socket}: {str(error) or 'timed out'}") from error
+            raise Unresponsive(f"HAProxy does not answer on {self._socket}: {error}") from error
+        finally:
+            exchange.cancel()
 
     async def _exchange(self, text: str) -> str:
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
@@ -171,6 +178,18 @@ class RuntimeApi:
             return (await reader.read()).decode(errors="replace")
         finally:
             writer.close()
+
+
+async def _ends_in_time(task: asyncio.Task[str], timeout_s: float) -> bool:
+    """Wait for a task; return False if it does not end within a time in which this process was able to run it."""
+    loop = asyncio.get_running_loop()
+    for _ in range(_MAX_TIMEOUTS):
+        started = loop.time()
+        if (await asyncio.wait({task}, timeout=timeout_s))[0]:
+            return True
+        if loop.time() - started < timeout_s + _LATE_S:
+            break
+    return False
 
 
 def parse_workers(text: str) -> HaproxyWorkers:

@@ -336,3 +336,10 @@ def test_a_batch_key_is_checked():
         (problem,) = check_source(f"{head} def batch_key(self): ...", "handler.py", "handler", batches=batches)
         assert "payload" in problem.message
         assert check_source(f"{head} def batch_key(self, payload): ...", "handler.py", "handler", batches=batches) == []
+
+
+def test_a_file_that_is_long_with_data_is_not_parsed():
+    data = "x = [\n" + "1,\n" * 90_000
+    assert check_source(data, "handler.py", "handler") == []
+    (mistake,) = check_source("x = [", "handler.py", "handler")
+    assert "never closed" in mistake.message

@@ -23,7 +23,7 @@ from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.applications import imports_gradio
 from cortex.predictor.checks.annotation_checks import check_annotations
-from cortex.predictor.checks.source_checks import check_source, find_missing_application
+from cortex.predictor.checks.source_checks import MAX_SOURCE_LENGTH, check_source, find_missing_application
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
 from cortex.projects.protobuf_file import TOOLS
@@ -128,6 +128,9 @@ def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic
     found: list[Diagnostic] = []
     for api, path, text in _sources(project, apis):
         h = api.handler
+        if len(text) > MAX_SOURCE_LENGTH:
+            message = f"is longer than {MAX_SOURCE_LENGTH} characters: it is not checked before a replica starts"
+            found.append(Diagnostic(path, 0, 0, "", message, "move its data to another file"))
         found += check_annotations(text, path, h.interface, h.type, h.models is not None, api.kind)
     return iter(dict.fromkeys(found))
 

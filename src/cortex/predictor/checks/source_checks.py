@@ -37,6 +37,8 @@ from cortex.predictor.routes import repeated, unsupported
 _SERVING = frozenset(name for row in GENERATIONS.values() for name in row.methods)
 #: Similarity from which a name counts as a misspelling, although it may be a method of the user's own.
 _LIKELY_MISSPELLING = 0.7
+#: Longer files hold data rather than code. No other thread runs for seconds while they are parsed.
+MAX_SOURCE_LENGTH = 256 * 1024
 
 
 def check_source(
@@ -57,6 +59,8 @@ def check_source(
     """
     generation = GENERATIONS.get((kind, interface, type_, has_models))
     if generation is None:  # a type that this kind or section does not support, which its own rule reports
+        return []
+    if len(text) > MAX_SOURCE_LENGTH:
         return []
     if rpcs is not None:
         generation = for_grpc(generation, rpcs)
@@ -408,7 +412,9 @@ class Source:
     """A parsed source file."""
 
     def __init__(self, text: str, file: str) -> None:
-        """Parse and compile `text` without running it. Raises: SyntaxError."""
+        """Parse and compile `text` without running it. Raises: SyntaxError, also if it is too long to be checked."""
+        if len(text) > MAX_SOURCE_LENGTH:
+            raise SyntaxError(f"longer than {MAX_SOURCE_LENGTH} characters")
         text = text.removeprefix("\ufeff")
         self.text = text
         self._lines = re.split(r"\r\n|\r|\n", text)  # as Python does; str.splitlines splits at more characters
