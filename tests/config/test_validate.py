@@ -331,3 +331,11 @@ def test_predictions_of_copies_are_compared_only_with_a_shadow(
     tracked = f"  tracker: {tracker}\n" if tracker else ""
     found = lines_of(examine_text(tmp_path, realtime("a", f"{tracked}  update_strategy: {{canary: {canary}}}\n")))
     assert [problem in line for line in found] == ([True] if problem else [])
+
+
+def test_a_very_long_name_is_a_mistake_like_any_other(tmp_path: Path) -> None:
+    (found,) = lines_of(examine_text(tmp_path, realtime("a" * 5000)))
+    assert found.endswith(".name: is too long (5000 characters)")
+    api = "- kind: api\n  name: a\n  predictor: {type: python, path: handler.py}\n"
+    found = lines_of(examine_text(tmp_path, f"- kind: deployment\n  name: {'a' * 5000}\n{api}"))[0]
+    assert found.endswith("name: is too long (5000 characters)")

@@ -39,6 +39,7 @@ from cortex.config.generations import (
     is_within_unsupported,
     unsupported_key_fix,
 )
+from cortex.config.schema import MAX_OLD_NAME_LENGTH
 from cortex.config.values import NULL, dashed, nearest, quote
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
@@ -302,6 +303,9 @@ def _read_deployments(document: Document, deployments: list[Node]) -> tuple[str 
             "and cannot start or end with a dash"
         )
         problems.append(document.at_value(name, message, f"write {quote(dashed(name.value) or 'my-deployment')}"))
+    elif len(name.value) > MAX_OLD_NAME_LENGTH:
+        message = f"is too long ({len(name.value)} characters)"
+        problems.append(document.at_value(name, message, f"shorten it to {MAX_OLD_NAME_LENGTH} characters"))
     else:
         return name.value, problems
     return None, problems

@@ -249,6 +249,8 @@ Interface = Literal["functions", "older_request_handler", "request_handler", "pr
 REQUEST_HANDLERS: frozenset[Interface] = frozenset({"older_request_handler", "request_handler"})
 
 MAX_NAME_LENGTH = 42
+#: Maximum length of the name of a deployment and of an API in one: both are in the endpoint, and folders have the name.
+MAX_OLD_NAME_LENGTH = 200
 MAX_ENDPOINT_LENGTH = 1000
 MIN_CORES = 0.02  #: for files from 0.13 on
 MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
@@ -272,6 +274,8 @@ def _api_name(value: object) -> str:
             "and cannot end with a dash",
             f"write {quote(suggestion or 'my-api')}",
         )
+    if len(name) > MAX_OLD_NAME_LENGTH:
+        raise problem(f"is too long ({len(name)} characters)", f"shorten it to {MAX_NAME_LENGTH} characters")
     return name
 
 
