@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import tempfile
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import EngineError, InputError
+from cortex.gateway.addresses import is_path
 from cortex.home import Home
 
 
@@ -68,3 +70,17 @@ def test_rejects_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("os.access", lambda path, mode: path != home.path)
     with pytest.raises(InputError, match=f"{home.path}: it can't be written; set it to a folder that you can write"):
         home.prepare()
+
+
+UNUSUAL_NAMES = ["it's", 'a"b', "a\\b", "a,b", "a#b", "a;b", "a\nb", "日本" * 20, os.fsdecode(b"\xff" * 80)]
+
+
+@pytest.mark.parametrize("name", UNUSUAL_NAMES)
+def test_sockets_of_a_home_whose_name_haproxy_can_not_have_are_in_a_temporary_folder(name: str) -> None:
+    sockets = Home(Path("/home") / name).sockets_dir
+    assert sockets.parent == Path(tempfile.gettempdir())
+    assert is_path(str(sockets / "gateway.sock"))
+
+
+def test_sockets_are_in_the_home_if_its_name_is_plain_and_short() -> None:
+    assert Home(Path("/home/J. Müller")).sockets_dir == Path("/home/J. Müller/run/s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from pathlib import Path
 
 from cortex.errors import EngineError, InputError
 
-#: Maximum path length of a unix socket (104 on macOS, 108 on Linux), minus room for a file name.
+#: Maximum bytes in the path of a unix socket (104 on macOS, 108 on Linux), minus room for a file name.
 SOCKET_DIR_MAX_LENGTH = 70
+#: Class of a regular expression: characters that have a meaning in HAProxy's configuration, on its command line or in
+#: its runtime commands, and those that are not UTF-8.
+SPECIAL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff'\"\\$#,;"
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -101,20 +105,22 @@ class Home:
 
     @property
     def sockets_dir(self) -> Path:
-        """Unix sockets; in a private temporary folder if the path of the home is too long for sockets."""
+        """Unix sockets; in a private temporary folder if the path of the home is unsuitable for sockets of HAProxy."""
         inside = self.run_dir / "s"
-        if len(str(inside)) <= SOCKET_DIR_MAX_LENGTH:
+        if len(os.fsencode(inside)) <= SOCKET_DIR_MAX_LENGTH and not re.search(f"[{SPECIAL_CHARACTERS}]", str(inside)):
             return inside
-        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"cortex-{os.getuid()}-{digest}"
+        return Path(tempfile.gettempdir()) / self._unique_name
 
     @property
     def metrics_dir(self) -> Path:
         """Metrics of running processes, in shared memory if possible, so that writes never wait for a disk."""
         if not os.access(_SHARED_MEMORY, os.W_OK):
             return self.run_dir / "metrics"
-        digest = hashlib.sha256(str(self.path).encode()).hexdigest()[:12]
-        return _SHARED_MEMORY / f"cortex-{os.getuid()}-{digest}"
+        return _SHARED_MEMORY / self._unique_name
+
+    @property
+    def _unique_name(self) -> str:
+        return f"cortex-{os.getuid()}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:12]}"
 
     def create(self) -> None:
         """Create every folder, private to its owner. Idempotent."""

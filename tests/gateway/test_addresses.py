@@ -45,6 +45,7 @@ def test_only_numeric_addresses_are_valid(socket: str, valid: bool) -> None:
         ("/$HOME", False),
         ("/a#b", False),
         ("/a,b", False),
+        ("/a;b", False),
         ("", False),
     ],
 )

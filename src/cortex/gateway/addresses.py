@@ -9,7 +9,9 @@ from __future__ import annotations
 import ipaddress
 import re
 
-_PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029'\"\\$#,]{1,106}")
+from cortex.home import SPECIAL_CHARACTERS
+
+_PATH = re.compile(rf"/[^{SPECIAL_CHARACTERS}]{{1,106}}")
 
 
 def is_path(socket: str) -> bool:
