@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, insert, inspect, text, update
+from sqlalchemy.exc import OperationalError
 
 from cortex.config.schema import Api
-from cortex.errors import DatabaseVersionError
+from cortex.errors import DatabaseUnavailableError, DatabaseVersionError
 from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiStore
 from cortex.state.tables import apis, metadata, schema_version, serving_revisions
@@ -91,6 +92,20 @@ def test_rejects_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("hello " * 1000)
     with pytest.raises(DatabaseVersionError, match=r"state\.db can't be read as a database"):
         open_sqlite(tmp_path / "state.db")
+
+
+def test_a_full_disk_and_a_lock_make_the_database_unavailable(tmp_path: Path) -> None:
+    engine = open_sqlite(tmp_path / "state.db", pragmas=["journal_mode = WAL", "busy_timeout = 1"])
+    with engine.begin() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    is_full = pytest.raises(DatabaseUnavailableError, match=r"state\.db can't be used now: database or disk is full")
+    with is_full, engine.begin() as connection:
+        connection.execute(text("CREATE TABLE large AS SELECT zeroblob(1000000) AS bytes"))
+    with engine.begin(), pytest.raises(DatabaseUnavailableError, match="database is locked"), engine.begin():
+        pass
+    with engine.begin() as connection, pytest.raises(OperationalError, match="no such table"):
+        connection.execute(text("SELECT * FROM missing"))
 
 
 def test_a_failed_migration_is_rolled_back(tmp_path: Path) -> None:

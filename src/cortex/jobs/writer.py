@@ -26,9 +26,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
 
-from cortex.errors import DatabaseUnavailableError, DatabaseUnreachableError
+from cortex.errors import DatabaseUnreachableError
 from cortex.state.fencing import token_of, was_committed
 
 T = TypeVar("T")
@@ -154,7 +153,7 @@ class TransactionThread:
                 self._away_since = None
                 return outcomes
         except Exception as error:
-            return [_Outcome(operation.future, error=_converted(error)) for operation in group]
+            return [_Outcome(operation.future, error=error) for operation in group]
 
     def _transact(self, group: list[_Operation[Any]], progress: _Transaction) -> list[_Outcome]:
         with self._engine.connect() as connection, connection.begin() as transaction:
@@ -192,20 +191,9 @@ def _attempt(connection: Connection, operation: _Operation[Any]) -> _Outcome:
             connection.exec_driver_sql("ROLLBACK TO SAVEPOINT operation")
         except Exception:  # the database aborted the whole transaction
             raise error from None
-        outcome = _Outcome(operation.future, error=_converted(error))
+        outcome = _Outcome(operation.future, error=error)
     connection.exec_driver_sql("RELEASE SAVEPOINT operation")
     return outcome
-
-
-def _converted(error: Exception) -> Exception:
-    """Convert errors of the database itself, such as a full disk, which are transient, not the operation's fault."""
-    if not isinstance(error, OperationalError):
-        return error
-    converted = DatabaseUnavailableError(
-        f"the database of jobs can't be used now: {error.orig}; free its disk or its lock"
-    )
-    converted.__cause__ = error
-    return converted
 
 
 def _resolve_all(outcomes: list[_Outcome]) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, inspect, select, update
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from cortex.errors import DatabaseVersionError
+from cortex.errors import DatabaseUnavailableError, DatabaseVersionError
 from cortex.state import fencing, postgresql
 from cortex.state.fencing import READ_ONLY
 from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
@@ -145,6 +145,17 @@ def sqlite_engine(path: Path, pragmas: Sequence[str]) -> Engine:
     engine = create_engine(URL.create("sqlite", database=str(path)))
     event.listen(engine, "connect", partial(_configure, pragmas))
     event.listen(engine, "begin", _begin)
+
+    def convert_error(context: ExceptionContext) -> BaseException | None:
+        error = context.original_exception
+        # The general code is that of mistakes in SQL; others are those of the disk, or of a lock.
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            return DatabaseUnavailableError(
+                f"the database {path} can't be used now: {error}; check its disk, path and lock"
+            )
+        return None
+
+    event.listen(engine, "handle_error", convert_error, retval=True)
     return engine
 
 
