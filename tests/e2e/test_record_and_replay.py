@@ -62,7 +62,7 @@ def test_a_recording_is_replayed_against_the_api_and_against_a_changed_folder(
     recorded = cortex.home / "recordings" / "scores"
     wait_until(
         lambda: (
-            sum(path.read_text().count('"status":200') for path in recorded.iterdir()) >= later
+            sum(path.read_text().count('"status":200') for path in recorded.glob("*.ndjson")) >= later
             and cortex.get("scores")["recording"]["recorded"] >= later
         )
     )
