@@ -35,7 +35,6 @@ from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
 from cortex.replica.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
 from cortex.state.revision import Target
-from cortex.storage.client import fetch, is_remote
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
 REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")
@@ -133,6 +132,8 @@ def install_log(home: Home, api: str, revision: str) -> Path:
 
 
 async def _model(home: Home, project: Path, model: str, environ: Mapping[str, str]) -> Path:
+    from cortex.storage.client import fetch, is_remote  # noqa: PLC0415 - obstore takes 6 MB, which few operators need
+
     if is_remote(model):
         return await fetch(model, home.models_dir, environ)
     path = project / Path(model).expanduser()

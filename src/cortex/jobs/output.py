@@ -16,8 +16,6 @@ from cortex.jobs.queries import read_dead_letters, read_results
 from cortex.jobs.records import put_mark, read_marks
 from cortex.jobs.spec import BatchResult, DeadLetter, JobRecord, batch_id
 from cortex.jobs.store import JobStore
-from cortex.storage.client import write
-from cortex.storage.streams import upload
 
 #: Minimum size of a part, which is in memory while it is written.
 PART_BYTES = 32 * 1024 * 1024
@@ -42,6 +40,9 @@ async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, s
     """
     if job.options.output is None:
         return 0
+    from cortex.storage.client import write  # noqa: PLC0415 - obstore takes 6 MB, which few operators need
+    from cortex.storage.streams import upload  # noqa: PLC0415 - as above
+
     folder = f"{job.options.output.rstrip('/')}/{job.id}"
     done = await _write_parts(store, job, folder, environ)
     if job.counts.failed:
@@ -121,6 +122,8 @@ async def _write_parts(store: JobStore, job: JobRecord, folder: str, environ: Ma
 async def _write_part(
     store: JobStore, job_id: str, folder: str, lines: list[bytes], done: OutputProgress, environ: Mapping[str, str]
 ) -> OutputProgress:
+    from cortex.storage.client import write  # noqa: PLC0415 - as above
+
     await write(f"{folder}/part-{done.parts:05}.ndjson", b"".join(lines), environ)
     done = replace(done, parts=done.parts + 1, results=done.results + len(lines))
     await store.write(put_mark, job_id, MARK, orjson.dumps(asdict(done)).decode())

@@ -9,15 +9,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cortex import __version__
-from cortex.cluster.credentials import ClusterCredentials
-from cortex.cluster.engine import ClusterEngine
-from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
-from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
-from cortex.cluster.node.start import NodeStart
-from cortex.cluster.placement import Placer
-from cortex.cluster.ray_placer import RayPlacer
 from cortex.engine.base import Engine
 from cortex.engine.environment import Prepared, prepare_revision
 from cortex.engine.local import LocalEngine
@@ -30,6 +24,11 @@ from cortex.installation import Installation
 from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+
+if TYPE_CHECKING:
+    from cortex.cluster.engine import ClusterEngine
+    from cortex.cluster.gateways import GatewayFleet
+    from cortex.cluster.placement import Placer
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,14 @@ def create_infrastructure(
     if installation.engine == "local":
         engine = LocalEngine(home, os.environ, logger, python=sys.executable)
         return Infrastructure(engine, gateway, partial(prepare_revision, home, os.environ))
+    # Lazy imports: operators of one machine start sooner, with less memory.
+    from cortex.cluster.credentials import ClusterCredentials  # noqa: PLC0415
+    from cortex.cluster.engine import ClusterEngine  # noqa: PLC0415
+    from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings  # noqa: PLC0415
+    from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file  # noqa: PLC0415
+    from cortex.cluster.node.start import NodeStart  # noqa: PLC0415
+    from cortex.cluster.ray_placer import RayPlacer  # noqa: PLC0415
+
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -22,10 +23,11 @@ from cortex.jobs.intake.json_stream import JsonStream
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
-from cortex.storage.listing import walk_prefix
 from cortex.storage.local_files import CIRCLE
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
-from cortex.storage.streams import ObjectReader, check_writable
+
+if TYPE_CHECKING:
+    from cortex.storage.streams import ObjectReader
 
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Maximum size of a decompressed piece: a few compressed bytes may expand to very many.
@@ -41,6 +43,8 @@ _File = tuple[str, StoredObject]
 
 async def check_output(prefix: str, environ: Mapping[str, str]) -> None:
     """Check that results can be written below `prefix`. Raises: SubmissionError."""
+    from cortex.storage.streams import check_writable  # noqa: PLC0415 - obstore takes 6 MB, which few operators need
+
     try:
         await check_writable(prefix, environ)
     except StorageError as error:
@@ -64,6 +68,8 @@ async def located_batches(
     batcher = BatchBuilder(source.batch_size, max_bytes)
     path = ""
     if isinstance(source, DelimitedFiles):
+        from cortex.storage.streams import ObjectReader  # noqa: PLC0415 - as above
+
         reading = _Reading(ObjectReader(environ), batcher, max_bytes)
         async with aclosing(_files(source, environ)) as found, aclosing(reading.batches(found)) as filled:
             async for path, batches in filled:
@@ -80,6 +86,8 @@ async def located_batches(
 
 
 async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[_File], None]:
+    from cortex.storage.listing import walk_prefix  # noqa: PLC0415 - as above
+
     globs = Globs(source.includes, source.excludes)
     is_read = isinstance(source, DelimitedFiles)
     is_empty, passed, example = True, 0, ""

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cortex.config.schema import Api, PinnedModel
 from cortex.errors import InputError, StorageError
-from cortex.models.agent.listing import list_models, prefixes
-from cortex.models.agent.source_monitor import SourceState, debounce, relist_delay_s
 from cortex.models.source import model_source
 from cortex.models.spec import Catalogue, Model, ModelSource
 
@@ -81,6 +79,9 @@ def _kept(source: ModelSource, before: Api | None) -> dict[str, PinnedModel]:
 
 async def _list(source: ModelSource, environ: Mapping[str, str]) -> Catalogue:
     """List the versions whose files have been uploaded completely. Raises: StorageError."""
+    from cortex.models.agent.listing import list_models, prefixes  # noqa: PLC0415 - obstore takes 6 MB, which few operators need
+    from cortex.models.agent.source_monitor import SourceState, debounce, relist_delay_s  # noqa: PLC0415 - as above
+
     state = SourceState()
     while state.confirmed is None:
         await asyncio.sleep(relist_delay_s(state, source) or 0.0)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cortex.cluster.archives import ProjectArchives
 from cortex.errors import CortexError
 from cortex.home import Home
 from cortex.projects.archive import unpack
@@ -70,6 +69,8 @@ class SharedProjects:
     """Projects in the database that several operators share: a new leader fetches them from there."""
 
     def __init__(self, home: Home, store: ProjectStore, logger: Logger) -> None:
+        from cortex.cluster.archives import ProjectArchives  # noqa: PLC0415 - as in operator/infrastructure.py
+
         self._folders = ProjectFolders(home)
         self._archives = ProjectArchives(home, "shared-archives")
         self._store = store
