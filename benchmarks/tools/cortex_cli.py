@@ -115,21 +115,28 @@ class Cortex:
 
 
 def groups(status: dict[str, Any]) -> dict[str, list[psutil.Process]]:
-    """Divide the running processes into operator, gateway, replicas and others."""
+    """Divide the running processes into operator, zygote, gateway, replicas and others."""
     running = descendants()
     # A replica is more than the process with the user's code: its supervisor counts too.
-    owner = {process.pid: "replicas" for process in running if _is_supervisor(process)}
+    owner = {process.pid: "replicas" for process in running if _runs(process, "cortex.supervisor.supervisor")}
+    owner |= {process.pid: "zygote" for process in running if _runs(process, "cortex.supervisor.zygote")}
     owner |= {replica["pid"]: "replicas" for replica in status["replicas"]}
     owner |= {status["operator"]["pid"]: "operator", status["gateway"]["pid"]: "gateway"}
-    members: dict[str, list[psutil.Process]] = {"operator": [], "gateway": [], "replicas": [], "other": []}
+    members: dict[str, list[psutil.Process]] = {
+        "operator": [],
+        "zygote": [],
+        "gateway": [],
+        "replicas": [],
+        "other": [],
+    }
     for process in running:
         members[_group_of(process, owner)].append(process)
     return members
 
 
-def _is_supervisor(process: psutil.Process) -> bool:
+def _runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.Error):
-        return "cortex.supervisor.supervisor" in process.cmdline()
+        return module in process.cmdline()
     return False
 
 
