@@ -10,37 +10,16 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortex.home import Home
-from harness.homes import temporary_home
-from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config, running_operator
+from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningOperator]:
-    with temporary_home() as home, running_operator(home) as running:
-        yield running
-
-
-@pytest.fixture
-def operator(running: RunningOperator) -> Iterator[RunningOperator]:
-    """An operator without APIs, which other tests use too."""
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def own_operator(home: Home) -> Iterator[RunningOperator]:
-    with running_operator(home) as running:
-        yield running
 
 
 def pids(operator: RunningOperator) -> set[int]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortex.client.cleanup import inspect_processes, stop_all
-from cortex.home import Home
-from harness.homes import temporary_home
-from harness.installations.running import RunningOperator, config, project, running_operator
+from harness.installations.running import RunningOperator, config, project
 from harness.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.processes
@@ -31,26 +28,6 @@ class PythonPredictor:
     def predict(self, payload):
         return {"number": self.client.get_model()}
 """
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningOperator]:
-    with temporary_home() as home, running_operator(home) as running:
-        yield running
-
-
-@pytest.fixture
-def operator(running: RunningOperator) -> Iterator[RunningOperator]:
-    """An operator without APIs, which other tests use too."""
-    yield running
-    running.clear()
-
-
-@pytest.fixture
-def own_operator(home: Home) -> Iterator[RunningOperator]:
-    """An operator that has never served models."""
-    with running_operator(home) as running:
-        yield running
 
 
 @pytest.fixture

@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.homes import temporary_home
-from harness.installations.running import RunningOperator, config, running_operator
+from harness.installations.running import RunningOperator, config
 
 pytestmark = pytest.mark.processes
 
 KEYED = "  networking: {auth: api_key}\n"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[RunningOperator]:
-    with temporary_home() as home, running_operator(home) as running:
-        yield running
 
 
 @pytest.fixture
