@@ -69,6 +69,16 @@ def test_missing_ray_cluster_is_reported_at_once(cortex: Installation) -> None:
     assert cortex.status()["cluster"]["problem"] in problem
 
 
+def test_down_leaves_nothing_outside_of_the_home(tmp_path: Path) -> None:
+    cortex = Installation(tmp_path / "it's a home", free_port(), free_port())
+    cortex.cortex("up", *ports(cortex))
+    home = Home(cortex.home)
+    assert home.sockets_dir.exists()
+    cortex.down()
+    assert not home.sockets_dir.exists()
+    assert not home.metrics_dir.exists()
+
+
 @pytest.mark.long
 def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex: Installation, tmp_path: Path) -> None:
     cortex.cortex("up", "--host", OTHER_LOOPBACK, *ports(cortex))

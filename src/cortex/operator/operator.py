@@ -276,7 +276,8 @@ class Operator:
                 await self._cluster.engine.end_nodes()
             await self._model_agent.stop()
             (self._home.run_dir / "operator.json").unlink(missing_ok=True)
-            shutil.rmtree(self._home.metrics_dir, ignore_errors=True)  # may be outside of the home
+            for folder in (self._home.metrics_dir, self._home.sockets_dir):  # may be outside of the home
+                shutil.rmtree(folder, ignore_errors=True)
         else:
             await self._model_agent.shutdown()
             await self._gateway.shutdown()
