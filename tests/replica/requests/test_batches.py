@@ -227,6 +227,16 @@ def test_invalid_and_late_requests_are_excluded_from_a_batch() -> None:
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
 
 
+def test_requests_are_batched_after_an_invalid_one() -> None:
+    with batched() as replica:
+        assert replica.replica.request(body=b"{").status == 400
+        replica.ask_together([{"n": n} for n in range(20)])
+        for name in ("begun", "open"):  # the next call waits at the gate, too
+            Path(replica.replica.spec.run_dir, name).unlink()
+        replica.ask_together([{"n": n} for n in range(20)])
+        assert [len(call) for call in replica.calls()] == [20, 1, 20]
+
+
 def test_a_disconnected_request_is_excluded_from_a_batch() -> None:
     # With a generator among the methods, calls run on threads, and the event loop notices the disconnect.
     with batched(SOURCE + "\n        def handle_put(self):\n            yield 1\n") as replica:

@@ -347,7 +347,8 @@ class RequestBatcher:
         self._settle(batch.outcomes)
         now_ns = time.monotonic_ns()
         duration_ns = now_ns - batch.began_ns if self._caller.is_async else batch.duration_ns
-        self._timing.record(len(batch.connections), waiting, duration_ns, now_ns)
+        if duration_ns:  # otherwise no request of the batch was valid
+            self._timing.record(len(batch.connections), waiting, duration_ns, now_ns)
         if not self._caller.is_async:
             self._runner.record(duration_ns, may_switch=self._may_switch())
         if self._waiting and not self._is_scheduled:
