@@ -1,7 +1,7 @@
 """Start time and size of batches. Pure.
 
 A batch begins at once, unless other requests are expected: clients that just received a response tend to send another
-request, so as many are expected as were in the process when the last call ended. The wait is short compared to a call,
+request, so as many are expected as were in the process when the last calls ended. The wait is short compared to a call,
 which the first request would otherwise make the others wait for.
 
 If all clients are in one batch, the process has nothing to compute while their responses and next requests travel.
@@ -111,7 +111,7 @@ class BatchTiming:
         row_ns, kind = duration_ns / size, size.bit_length()
         # The minimum excludes whatever else the machine did during a call.
         self._row_ns[kind] = min(row_ns, self._row_ns.get(kind, row_ns) * _DECAY)
-        self._expected = size + still_waiting
+        self._expected = max(size + still_waiting, self._expected * 7 // 8)
         self._division.record(size, self._expected, duration_ns, max(now_ns - duration_ns - self._ended_ns, 0), now_ns)
         self._target = min(-(-self._expected // self._division.parts), self._max_size)
         self._ended_ns = now_ns
