@@ -392,11 +392,10 @@ class Connection:
         if self.may_have_openai_errors and self.has_openai_errors:
             self._shared.set_openai_errors(self.index)
 
-    def begin_batch(self, batch: int, deadline_ns: int) -> None:
-        """Mark a queued request as running in the batch of this number."""
+    def begin_batch(self, deadline_ns: int) -> None:
+        """Mark a queued request as a member of a batch, which sets its number when it runs."""
         self._state = _RUNNING
         self._shared.extend(self.index, deadline_ns)
-        self._shared.set_batch(self.index, batch)
 
     def set_batch(self, batch: int) -> None:
         """Move the request to another batch; 0: it waits for one. On any thread."""

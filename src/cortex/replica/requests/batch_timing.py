@@ -6,7 +6,7 @@ which the first request would otherwise make the others wait for.
 
 If all clients are in one batch, the process has nothing to compute while their responses and next requests travel.
 Where that costs more than it saves, the clients are divided: one half arrives while the batch of the other half runs.
-`_Division` measures the throughput of both ways.
+`_Division` compares the throughput of both ways.
 
 A call with several requests can take longer than as many calls with one: BLAS takes several times as long for a matrix
 of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one.
@@ -33,13 +33,13 @@ _TRY_ONE, _TRY_ALL = 64, 256
 #: Recovery of the patience after each call.
 _RECOVERY = 1 / 32
 #: Batches of all expected requests in one measurement of the throughput; twice as many of the halves.
-_WINDOW = 16
+_WINDOW = 8
+#: Measurements of an experiment, and from the beginning of one to the next.
+_EXPERIMENT, _REPEAT = 10, 160
 #: Share of idle time below which there is nothing to gain by halves.
 _IDLE = 0.1
-#: The other way is better if a request takes less than this share of the time.
-_BETTER = 0.97
-#: Interval, in measurements, at which the other way is measured again.
-_TRY_OTHER = 16
+#: Halves are better if a request takes less than this share of the time: they need more CPU.
+_BETTER = 0.95
 
 
 class BatchTiming:
@@ -62,6 +62,10 @@ class BatchTiming:
     def target(self) -> int:
         """Return how many requests are worth waiting for: those that are expected, or half of them."""
         return self._target
+
+    def is_full(self, waiting: int) -> bool:
+        """Return whether a batch of the waiting requests would not grow while another one runs."""
+        return waiting >= (self._max_size if self._division.parts == 1 else self._target)
 
     def is_alone(self, came_ns: int) -> bool:
         """Return whether a single request may be called without checking for others."""
@@ -121,15 +125,16 @@ class BatchTiming:
 
 
 class _Division:
-    """Throughput of the requests of one process, as one batch or in halves.
+    """Decision whether the requests of one process form one batch or two halves, by an experiment.
 
-    Measurements are kept by load, because more requests always have a higher throughput.
+    Both ways alternate in short windows, so that whatever else the machine does slows both of them.
     """
 
     def __init__(self) -> None:
         self.parts = 1
-        self._row_ns: dict[tuple[int, int], float] = {}  #: elapsed time per request, by load and parts
-        self._measurements = 0
+        self._load = 0  #: of the last experiment
+        self._row_ns: dict[int, list[float]] = {1: [], 2: []}  #: elapsed time per request, by parts
+        self._windows = _EXPERIMENT  #: since the beginning of the last experiment
         self._restart(0)
 
     def _restart(self, now_ns: int) -> None:
@@ -145,21 +150,20 @@ class _Division:
         self._requests += size
         self._idle_ns += idle_ns
         self._expected = max(self._expected, expected)
-        if self._batches < _WINDOW * self.parts:
-            return
-        elapsed_ns = now_ns - self._began_ns
-        load = (self._expected * 4 // 3).bit_length()  # so that a request more or less than 2ⁿ is the same load
-        row_ns = elapsed_ns / self._requests
-        last_ns = self._row_ns.get((load, self.parts), row_ns)
-        self._row_ns[load, self.parts] = (last_ns + row_ns) / 2
-        self._measurements += 1
-        if self.parts > 1 or self._idle_ns > elapsed_ns * _IDLE:
-            self.parts = self._choose(load)
-        self._restart(now_ns)
+        if self._batches == _WINDOW * self.parts:
+            self._on_window(now_ns - self._began_ns)
+            self._restart(now_ns)
 
-    def _choose(self, load: int) -> int:
-        other = 3 - self.parts
-        mine_ns, other_ns = self._row_ns[load, self.parts], self._row_ns.get((load, other))
-        if other_ns is None or self._measurements % _TRY_OTHER == 0 or other_ns < mine_ns * _BETTER:
-            return other
-        return self.parts
+    def _on_window(self, elapsed_ns: int) -> None:
+        self._windows += 1
+        if self._windows <= _EXPERIMENT:
+            self._row_ns[self.parts].append(elapsed_ns / self._requests)
+            self.parts = 3 - self.parts
+            if self._windows == _EXPERIMENT:
+                whole_ns, halves_ns = (sorted(times)[len(times) // 2] for times in self._row_ns.values())
+                self.parts = 2 if halves_ns < whole_ns * _BETTER else 1
+            return
+        load = (self._expected * 4 // 3).bit_length()  # so that a request more or less than 2ⁿ is the same load
+        is_due = load != self._load or self._windows >= _REPEAT
+        if is_due and (self.parts == 2 or self._idle_ns > elapsed_ns * _IDLE):
+            self._load, self._windows, self._row_ns = load, 0, {1: [], 2: []}

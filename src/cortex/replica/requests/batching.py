@@ -182,11 +182,13 @@ class RequestBatcher:
         self._recorder = recorder
         self._settle_one = settle
         self._may_switch = may_switch
+        self._may_queue_next = caller.batch_key is None and not caller.is_async  #: on a thread
         self._timing = BatchTiming(spec.max_batch_size, spec.batch_interval_s)
         self._waiting: deque[WaitingRequest] = deque()
         self._has_other_keys = False  #: the last batch left older requests behind
         self._last_size = 0  #: number of waiting requests at the last check
-        self._running = 0
+        self._running = 0  #: batches that have begun or are next
+        self._next_size = 0  #: of the batch that begins when one of the running ends
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -231,7 +233,13 @@ class RequestBatcher:
 
     @property
     def _is_free(self) -> bool:
-        return self._running < (1 if self._groups else self._threads)
+        """Return whether a thread is free, or one batch more is full: a thread continues with it at once."""
+        if self._groups:
+            return not self._running
+        if self._running < self._threads:
+            return True
+        is_next = self._may_queue_next and not self._runner.inline and self._running == self._threads
+        return is_next and self._timing.is_full(len(self._waiting))
 
     def _schedule(self) -> None:
         """Check once everything that can be read at the moment has been read."""
@@ -286,14 +294,15 @@ class RequestBatcher:
         if not chosen:
             return
         connections, earliest_ns = list(chosen), min(waiting.deadline_ns for waiting in chosen.values())
-        number = self._caller.next_number()
         grace_ns = self._caller.grace_ns()
         for connection in connections:
-            connection.begin_batch(number, chosen[connection].deadline_ns + grace_ns)
+            connection.begin_batch(chosen[connection].deadline_ns + grace_ns)
         self._recorder.record(len(connections), [now_ns - connection.batched_ns for connection in connections])
         parsed = {connection: each.arguments for connection, each in chosen.items() if each.arguments is not None}
         bisection = Bisection(connections, self._isolates)
         batch = RequestBatch(connections, earliest_ns, now_ns, bisection, key, parsed)
+        if self._running == self._threads:
+            self._next_size = len(connections)
         self._running += 1
         if self._runner.inline or self._caller.is_async:
             self._continue(batch, self._caller.run(batch, self._settle))
@@ -341,13 +350,13 @@ class RequestBatcher:
         if self._groups:
             for connection in batch.connections:
                 self._groups.pop(connection.request_id, None)
-        waiting = len(self._waiting)
-        if waiting >= self._timing.target and not self._runner.inline:
+        waiting, self._next_size = len(self._waiting) + self._next_size, 0
+        if len(self._waiting) >= self._timing.target and not self._runner.inline:
             self._begin_batches()  # the next batch runs while the responses of this one are written
         self._settle(batch.outcomes)
         now_ns = time.monotonic_ns()
         duration_ns = now_ns - batch.began_ns if self._caller.is_async else batch.duration_ns
-        if duration_ns:  # otherwise no request of the batch was valid
+        if duration_ns:  # otherwise no request of the batch was valid, or had a client
             self._timing.record(len(batch.connections), waiting, duration_ns, now_ns)
         if not self._caller.is_async:
             self._runner.record(duration_ns, may_switch=self._may_switch())
@@ -374,10 +383,6 @@ class BatchCaller:
         self._timeout_s = timeout_s
         self._numbers = numbers
 
-    def next_number(self) -> int:
-        """Return a new batch number, for the rows of its requests in shared memory."""
-        return next(self._numbers)
-
     def key_of(self, connection: Connection) -> tuple[Hashable, Arguments]:
         """Return the key of a request, and its arguments. Raises: BadBody, PayloadError, errors of user code."""
         assert self.batch_key is not None
@@ -396,8 +401,7 @@ class BatchCaller:
         `settle` receives outcomes that are known while calls of the batch remain.
         """
         while (part := batch.bisection.next()) is not None:
-            if batch.calls:
-                part = self._in_time(batch, part)
+            part = self._in_time(batch, part)
             members = self._prepare(batch, part) if part else []
             if not members:
                 continue
@@ -468,18 +472,17 @@ class BatchCaller:
         return FailedCall(504, f"timed out after {self._timeout_s():g} s{when}")
 
     def _in_time(self, batch: RequestBatch, part: list[Connection]) -> list[Connection]:
-        """Return the requests whose deadline has not passed; the others time out."""
+        """Return the requests that are connected and whose deadline has not passed; the others time out."""
         now_ns = time.monotonic_ns()
-        late = [connection for connection in part if self.deadline_ns(connection) <= now_ns]
+        late = [each for each in part if not each.open or self.deadline_ns(each) <= now_ns]
         batch.outcomes += [(connection, self.timed_out()) for connection in late]
         return [connection for connection in part if connection not in late]
 
     def _prepare(self, batch: RequestBatch, part: list[Connection]) -> list[BatchMember]:
         """Parse the arguments, for each call again, because user code may have changed them."""
-        if batch.calls:
-            number = self.next_number()
-            for connection in part:
-                connection.set_batch(number)
+        number = next(self._numbers)
+        for connection in part:
+            connection.set_batch(number)
         batch.calls += 1
         members = []
         for connection in part:
