@@ -54,6 +54,7 @@ class Sample:
     errors: int = 0
     rate: float | None = None  #: open loop: requests per second that were due
     late_p99_us: float | None = None  #: open loop: the generator's own lateness
+    busy: float | None = None  #: open loop: share of the time in which the generator ran, or waited for a processor
     chunks_per_s: float | None = None
     first_byte_us: float | None = None
 
@@ -180,13 +181,14 @@ def _measured_open(system: System, workload: Workload, endpoint: Endpoint, rate:
         workload=workload.name,
         load="open",
         per_s=load.per_s,
-        p50_us=load.p50_us,
-        p99_us=load.p99_us,
+        p50_us=load.p50_us if load.is_sustained else None,
+        p99_us=load.p99_us if load.is_sustained else None,
         cpu_us=cpu_us,
         pss_mb=pss_mb,
         errors=load.errors,
         rate=rate,
         late_p99_us=load.late_p99_us,
+        busy=load.busy,
     )
 
 
@@ -221,6 +223,8 @@ def _bare(workload: Workload, seconds: float) -> Sample:
 def _line(sample: Sample) -> str:
     where = f"{sample.system:18} {sample.workload:8} {sample.load:6} {sample.concurrency or '':>3}"
     latencies = f"p50 {(sample.p50_us or 0) / 1e3:8.2f} ms  p99 {(sample.p99_us or 0) / 1e3:8.2f} ms"
+    if sample.load in ("open", "matched") and sample.p99_us is None:
+        latencies = f"overloaded: {sample.rate or 0:.0f}/s were due, generator busy {sample.busy or 0:.0%}"
     costs = f"CPU {sample.cpu_us or 0:7.1f} µs  {sample.pss_mb or 0:6.0f} MB  errors {sample.errors}"
     return f"{where}  {sample.per_s or 0:9.0f}/s  {latencies}  {costs}"
 

@@ -19,6 +19,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks.tools.endpoint import Endpoint
 from benchmarks.tools.load import Load
@@ -27,6 +28,11 @@ from benchmarks.tools.workloads import Workload
 
 #: Lets waits end to the microsecond instead of 50 µs late (nanoseconds; prctl(2)).
 _PR_SET_TIMERSLACK = 29
+
+#: Share of the time from which on the generator counts as saturated.
+BUSY = 0.95
+#: Share of the due rate below which the server, or the machine that both share, counts as overloaded.
+SUSTAINED = 0.98
 
 #: Waits after the last request for the answers that are still due.
 DRAIN_S = 5.0
@@ -38,6 +44,16 @@ class OpenLoad(Load):
 
     rate: float = 0.0  #: requests per second that were due
     late_p99_us: float = 0.0  #: how late requests left while a connection was free: the generator's own fault
+    busy: float = 0.0  #: share of the time in which the generator ran, or waited for a processor
+
+    @property
+    def is_sustained(self) -> bool:
+        """Return whether the latencies are the server's.
+
+        A generator without idle time adds a queue of its own to them, and a queue that grows until the load ends has
+        no percentiles.
+        """
+        return self.busy < BUSY and self.per_s > SUSTAINED * self.rate
 
 
 def open_loop(endpoint: Endpoint, workload: Workload, rate: float, seconds: float, connections: int = 128) -> OpenLoad:
@@ -183,6 +199,12 @@ def _percentile(values: array[int], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] / 1e3
 
 
+def _busy_ns() -> int:
+    """Return for how long this process has run or waited for a processor (proc(5), schedstat)."""
+    running_ns, waiting_ns, _ = Path("/proc/self/schedstat").read_text().split()
+    return int(running_ns) + int(waiting_ns)
+
+
 def main() -> None:
     """Read a plan, execute it, and print the result."""
     plan = json.load(sys.stdin)
@@ -191,7 +213,9 @@ def main() -> None:
     generator = _Generator((plan["host"], plan["port"]), request, 1e9 / plan["rate"])
     gc.disable()  # its pauses would be charged to the server
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000, 0, 0, 0)
+    before_ns = _busy_ns()
     seconds = generator.run(count, plan["connections"])
+    busy_ns = _busy_ns() - before_ns
     result = {
         "requests": count,
         "seconds": seconds,
@@ -200,6 +224,7 @@ def main() -> None:
         "errors": generator.errors,
         "rate": plan["rate"],
         "late_p99_us": _percentile(generator.lateness, 0.99),
+        "busy": busy_ns / 1e9 / seconds,
     }
     print(json.dumps(result))
 

@@ -12,7 +12,20 @@ CORTEX = "cortex"
 STATIC = "haproxy-static"
 LIMITS = (STATIC, BARE)
 
-_MARGINS = ("per_s", "p50_us", "p99_us", "cpu_us", "pss_mb", "rate", "late_p99_us", "chunks_per_s", "first_byte_us")
+_MARGINS = (
+    "per_s",
+    "p50_us",
+    "p99_us",
+    "cpu_us",
+    "pss_mb",
+    "rate",
+    "late_p99_us",
+    "busy",
+    "chunks_per_s",
+    "first_byte_us",
+)
+#: Latency of an open load that the generator and the server could not sustain together.
+_OVERLOADED = "overloaded"
 
 
 @dataclass(frozen=True)
@@ -171,17 +184,28 @@ def _closed_table(samples: list[Sample]) -> str:
 
 
 def _open_table(samples: list[Sample]) -> str:
-    head = ("system", "due/s", "answered/s", "p50 ms", "p99 ms", "CPU µs", "errors", "generator late, p99 ms")
+    head = (
+        "system",
+        "due/s",
+        "answered/s",
+        "p50 ms",
+        "p99 ms",
+        "CPU µs",
+        "errors",
+        "generator late, p99 ms",
+        "generator busy",
+    )
     rows = [
         (
             sample.system,
             _show(sample.rate, "{:,.0f}"),
             _show(sample.per_s, "{:,.0f}"),
-            _show(sample.p50_us, "{:.3f}", 1e-3),
-            _show(sample.p99_us, "{:.3f}", 1e-3),
+            _OVERLOADED if sample.p50_us is None else _show(sample.p50_us, "{:.3f}", 1e-3),
+            _OVERLOADED if sample.p99_us is None else _show(sample.p99_us, "{:.3f}", 1e-3),
             _show(sample.cpu_us, "{:.1f}"),
             str(sample.errors),
             _show(sample.late_p99_us, "{:.3f}", 1e-3),
+            _show(sample.busy, "{:.0%}"),
         )
         for sample in samples
     ]

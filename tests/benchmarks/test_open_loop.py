@@ -6,10 +6,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from benchmarks.tools.endpoint import Endpoint
-from benchmarks.tools.open_loop import is_whole, open_loop
+from benchmarks.tools.open_loop import OpenLoad, is_whole, open_loop
 from benchmarks.tools.workloads import NOOP
 
 pytestmark = pytest.mark.processes
@@ -72,6 +73,15 @@ def test_a_stall_is_charged_to_every_request_that_was_due_during_it() -> None:
     # About 200 were due while nothing was answered. By the time of sending, only the two connections' would be late,
     # and two of 400 do not reach the 99th percentile.
     assert load.p99_us > 300_000
+
+
+def test_latencies_of_a_saturated_generator_or_server_do_not_count() -> None:
+    with _server(lambda _: _ANSWER) as endpoint:
+        assert not open_loop(endpoint, NOOP, rate=1_000_000, seconds=0.05, connections=64).is_sustained
+    quiet = OpenLoad(1000, 1.0, 100, 200, 0, rate=1000, busy=0.3)
+    assert quiet.is_sustained
+    assert not replace(quiet, busy=0.97).is_sustained, "the generator had no idle time"
+    assert not replace(quiet, seconds=1.1).is_sustained, "the queue grew until the end"
 
 
 def test_hang_ups_and_bad_statuses_are_errors() -> None:

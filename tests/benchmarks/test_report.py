@@ -73,3 +73,9 @@ def test_latencies_at_the_rate_of_a_peer_are_not_mixed_with_those_at_its_own() -
         ("| mosec", "8,000", "2.000"),
         ("| cortex", "8,000", "0.500"),
     ]
+
+
+def test_percentiles_of_an_overload_are_not_reported() -> None:
+    outcome: Outcome = [Sample("cortex", "noop", "open", per_s=35_000.0, rate=37_000.0, busy=0.99)]
+    (row,) = (line.split(" | ") for line in markdown(outcome, {}).splitlines() if line.startswith("| cortex |"))
+    assert row[1:5] == ["37,000", "35,000", "overloaded", "overloaded"]
