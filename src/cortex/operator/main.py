@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 
+import cortex.operator.http.openapi_models  # noqa: F401 - before FastAPI is imported
 from cortex.errors import CortexError, DatabaseAddressError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
