@@ -117,8 +117,12 @@ def test_a_process_forked_by_a_batch_runs_no_batches() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([*[[0]] * 300, ["fork"], *[["who"]] * 20, *[[0]] * 300])  # many batches are in one lease
         worker.wait_over(job)
-        pids = [line.split()[-1] for line in worker.log().splitlines() if " who " in line]
-        assert pids == [str(worker.operator.joins[0])] * 20
+
+        def pids() -> list[str]:
+            return [line.split()[-1] for line in worker.log().splitlines() if " who " in line]
+
+        worker.wait_for(lambda: len(pids()) >= 20)
+        assert pids() == [str(worker.operator.joins[0])] * 20
 
 
 def test_a_worker_killed_between_batches_names_no_batch() -> None:

@@ -109,7 +109,11 @@ def test_requests_are_joined_where_they_fit_and_each_has_its_own_answer(is_async
         assert [sums(answers[index]) for index in (0, 2, 3, 4, 5, 6)] == [[3], [6], [15], [1, 2], 400, [18]]
         size = int(answers[1].headers["inference-header-content-length"])
         assert answers[1].body[size:] == struct.pack("<2f", 7, 11)
-        assert sorted(replica.request(method="GET").json[1:]) == [[1, 2], [1, 3], [2, 1], [4, 2]]
+        shapes = replica.request(method="GET").json[1:]
+        assert sorted(shape for shape in shapes if shape[1] != 2) == [[1, 3], [2, 1]]
+        # One row is FP64. Of four others, the last ones may arrive after the batch has begun.
+        rows = sorted(shape[0] for shape in shapes if shape[1] == 2)
+        assert sum(rows) == 5 and rows[-1] >= 3
 
 
 def test_only_the_request_that_fails_has_the_error() -> None:
