@@ -71,12 +71,13 @@ def test_deploy_waits_until_live_and_shows_how_to_call_it(running: Installation,
 
 
 def test_the_times_of_several_apis_count_from_the_same_moment(running: Installation, tmp_path: Path) -> None:
-    write_project(tmp_path, SOURCE, CONFIG.replace("NAME", "one") + CONFIG.replace("NAME", "two"))
+    slow = SOURCE.replace('print("starting", config)', "import time; time.sleep(0.3)")
+    write_project(tmp_path, slow, CONFIG.replace("NAME", "one") + CONFIG.replace("NAME", "two"))
 
     output = cortex(running.home, "deploy", tmp_path).stdout
 
     one, two = (float(seconds) for seconds in re.findall(r"is live \((.*) s\)", output))
-    assert one <= two
+    assert 0 < one <= two
 
 
 def test_deploy_without_a_sample_says_what_to_send(running: Installation, tmp_path: Path) -> None:
