@@ -163,9 +163,8 @@ class AsyncChaos:
             self.outcome.power_cuts += 1
             self.cortex.up()
             return
-        pids = wait_until(lambda: self._pids(event), 60, f"there is a {event}") or []
-        hit = job_processes.kill(self.cortex.home, self._choose.choice(pids))
-        self.outcome.killed[event] = self.outcome.killed.get(event, 0) + hit
+        job_processes.kill_one(self.cortex.home, event, self._choose)
+        self.outcome.killed[event] = self.outcome.killed.get(event, 0) + 1
         if event == OPERATOR:
             wait_until(lambda: not self._pids(OPERATOR))
             _PAUSE.wait(self._choose.uniform(0, 0.5))

@@ -166,18 +166,13 @@ class Chaos:
             self._note(outcome, f"{at}: power cut")
             self.cortex.up()
             return
-        victim = self._victim(event, choose)
-        outcome.killed[event] = outcome.killed.get(event, 0) + job_processes.kill(self.cortex.home, victim)
+        victim = job_processes.kill_one(self.cortex.home, event, choose)
+        outcome.killed[event] = outcome.killed.get(event, 0) + 1
         self._note(outcome, f"{at}: killed {event} {victim}")
         if event == OPERATOR:
             wait_until(lambda: not self._pids(OPERATOR))
             _PAUSE.wait(choose.uniform(0, 0.5))
             self.cortex.up()
-
-    def _victim(self, role: str, choose: random.Random) -> int:
-        """Choose one of them; if there is none, wait for the first."""
-        pids = wait_until(lambda: self._pids(role), 60, f"there is a {role}") or []
-        return choose.choice(pids)
 
     def _pids(self, role: str) -> list[int]:
         return [each.pid for each in job_processes.of_home(self.cortex.home) if each.role == role]

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.wait import wait_until
 
 OPERATOR, SUPERVISOR, WORKER, OTHER = "operator", "supervisor", "worker", "other"
 #: Of x86-64 and AArch64: pwrite64, fsync, fdatasync.
@@ -39,6 +42,17 @@ def of_home(home: Path) -> list[Found]:
     parents = {pid: _parent(pid) for pid in commands}
     found = [Found(pid, parents[pid], _role(pid, commands, parents)) for pid in sorted(commands)]
     return [each for each in found if each.parent]
+
+
+def kill_one(home: Path, role: str, choose: random.Random) -> int:
+    """Kill one process of a role, choose another if it has just ended by itself; return its pid."""
+
+    def killed() -> int:
+        pids = [each.pid for each in of_home(home) if each.role == role]
+        pid = choose.choice(pids) if pids else 0
+        return pid if pid and kill(home, pid) else 0
+
+    return wait_until(killed, 60, f"there is a {role}")
 
 
 def kill(home: Path, pid: int) -> bool:

@@ -66,8 +66,13 @@ class Browser:
         return str(self._call("GET", "/source"))
 
     def text(self, selector: str) -> str:
-        """Return the visible text of the first element that a CSS selector finds."""
-        return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
+        """Return the visible text of the first element that a CSS selector finds; wait for it while a page loads."""
+
+        def found() -> list[str]:
+            text = self.run("return document.querySelector(arguments[0])?.innerText ?? null", selector)
+            return [] if text is None else [str(text)]
+
+        return wait_until(found, message=f"there is {selector}")[0]
 
     def click(self, selector: str) -> None:
         """Click where the first element is: a page that updates itself may replace it at any moment."""
