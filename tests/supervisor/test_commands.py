@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.supervisor.command_worker import error_line
+from cortex.supervisor.command_worker_slot import error_line
 from harness.replicas.applications import FROM_GATEWAY
 from harness.replicas.commands import ON_PORT, ON_SOCKET, SERVER, running_command
 from harness.replicas.replicas import Answer, Replica

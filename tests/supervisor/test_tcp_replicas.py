@@ -19,7 +19,7 @@ import test_supervisor as supervisor
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import fork
-from cortex.supervisor.request_worker import RequestWorker
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 from harness.models.scripted_agents import ScriptedAgent
 from harness.replicas import replicas
 from harness.replicas.replicas import Replica, TcpConnection, UnixConnection, read, running_replica
@@ -135,7 +135,7 @@ def test_a_missing_socket_folder_is_a_failed_start() -> None:
 def test_a_connection_admitted_after_its_process_has_stopped_is_closed() -> None:
     with running_replica(HANDLER) as replica:
         listeners = ReplicaListeners(replica.spec, lambda *_: None, lambda *_: None, lambda _: None)
-        worker = RequestWorker(replica.spec, 0, listeners, fork)
+        worker = RequestWorkerSlot(replica.spec, 0, listeners, fork)
     worker.state = ProcessState.STOPPED
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,7 +1,7 @@
 """The process that serves requests: load the user's code, report readiness to the supervisor, serve until stopped.
 
 The supervisor accepts connections and passes them over the channel; the worker reports which of them it closed. The
-supervisor's side is `supervisor.request_worker`.
+supervisor's side is `supervisor.request_worker_slot`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The slot of one worker process, as its supervisor manages it: fork, readiness, limits, death, restart.
 
-Processes come and go in a slot. Subclasses add the work: `request_worker` serves requests, `job_worker` runs batches.
+Processes come and go in a slot. Subclasses add the work: `request_worker_slot` for requests,
+`job_worker_slot` for batches.
 
     BACKING_OFF <------------------------------+
         | start                                | death (restart after a delay)
@@ -78,7 +79,7 @@ class ProcessSlot(ABC):
         self.models = WorkerModels()
         self.state = ProcessState.BACKING_OFF
         self.pid: int | None = None
-        self.slots = spec.threads
+        self.call_slots = spec.threads
         self.signature = ""  #: of the last process that was ready, as JSON
         self.channel: Channel | None = None
         self.outputs: dict[int, str] = {}  #: stream by the read end of its pipe

@@ -37,10 +37,10 @@ from cortex.replica.working_copy import StrategyTest, copies_folder, ignored_str
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
-from cortex.supervisor.request_worker import RequestWorker
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 
 if TYPE_CHECKING:
-    from cortex.supervisor.fork_server import ForkServer
+    from cortex.supervisor.fork_server_slot import ForkServerSlot
     from cortex.supervisor.models.model_agent_client import ModelAgentClient
     from cortex.supervisor.models.model_rollout import ModelRollout
 
@@ -69,8 +69,8 @@ class Supervisor:
             unwatch=self._unwatch,
         )
         self._workers: list[ProcessSlot] = []
-        self._others: list[RequestWorker] = []  # standbys, and retiring workers
-        self._fork_server: ForkServer | None = None
+        self._others: list[RequestWorkerSlot] = []  # standbys, and retiring workers
+        self._fork_server: ForkServerSlot | None = None
         self._rollout: ModelRollout | None = None
         self._model_agent: ModelAgentClient | None = None
         self._watched: dict[int, Callable[[], object]] = {}
@@ -117,9 +117,9 @@ class Supervisor:
         gc.collect()
         self._spec = replace(self._spec, working_copies=test.finish().value)
         if self._spec.preload:
-            from cortex.supervisor.fork_server import ForkServer  # noqa: PLC0415 - as above
+            from cortex.supervisor.fork_server_slot import ForkServerSlot  # noqa: PLC0415 - as above
 
-            self._fork_server = ForkServer(self._spec, self._workers, fork)
+            self._fork_server = ForkServerSlot(self._spec, self._workers, fork)
         self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:
@@ -144,27 +144,27 @@ class Supervisor:
     def _refuse_start(self, reason: str) -> None:
         self._log.line(0, SUPERVISOR, reason)
         for index in range(len(self._spec.sockets)):
-            worker = RequestWorker(self._spec, index, self._listeners, fork)
+            worker = RequestWorkerSlot(self._spec, index, self._listeners, fork)
             worker.refuse_start(reason)
             self._workers.append(worker)
 
     def _create_worker(self, index: int) -> ProcessSlot:
         if self._spec.jobs_socket is not None:
-            from cortex.supervisor.job_worker import JobWorker  # noqa: PLC0415 - other replicas start sooner
+            from cortex.supervisor.job_worker_slot import JobWorkerSlot  # noqa: PLC0415 - other replicas start sooner
 
-            return JobWorker(self._spec, index, fork)
+            return JobWorkerSlot(self._spec, index, fork)
         if self._spec.command:
-            from cortex.supervisor.command_worker import CommandWorker  # noqa: PLC0415 - as above
+            from cortex.supervisor.command_worker_slot import CommandWorkerSlot  # noqa: PLC0415 - as above
 
-            return CommandWorker(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
+            return CommandWorkerSlot(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
         if self._fork_server is not None:
-            from cortex.supervisor.fork_server import PreloadedWorker  # noqa: PLC0415 - as above
+            from cortex.supervisor.fork_server_slot import PreloadedWorkerSlot  # noqa: PLC0415 - as above
 
-            return PreloadedWorker(self._spec, index, self._listeners, self._fork_server, self._metrics.answered)
+            return PreloadedWorkerSlot(self._spec, index, self._listeners, self._fork_server, self._metrics.answered)
         return self._create_request_worker(index)
 
-    def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorker:
-        return RequestWorker(self._spec, index, self._listeners, fork, is_standby, self._metrics.answered)
+    def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorkerSlot:
+        return RequestWorkerSlot(self._spec, index, self._listeners, fork, is_standby, self._metrics.answered)
 
     def shutdown(self) -> None:
         """Publish the last status, and remove the sockets."""
@@ -230,8 +230,8 @@ class Supervisor:
 
     def swap(self, old: ProcessSlot, new: ProcessSlot) -> None:
         """Let `new` serve instead of `old`, which retires."""
-        assert isinstance(old, RequestWorker)
-        assert isinstance(new, RequestWorker)
+        assert isinstance(old, RequestWorkerSlot)
+        assert isinstance(new, RequestWorkerSlot)
         new.take_over(old, successor=partial(self._serving, new.index))
         self._others = [worker for worker in self._others if worker is not new] + [old]
         self._metrics.reloaded()
@@ -239,9 +239,9 @@ class Supervisor:
             new.index, SUPERVISOR, f"process {new.pid} takes over from process {old.pid}: it has newer models"
         )
 
-    def _serving(self, index: int) -> RequestWorker:
+    def _serving(self, index: int) -> RequestWorkerSlot:
         worker = self._workers[index]
-        assert isinstance(worker, RequestWorker)
+        assert isinstance(worker, RequestWorkerSlot)
         return worker
 
     def _watch_worker(self, worker: ProcessSlot) -> None:
@@ -410,7 +410,7 @@ class Supervisor:
             supervisor_pid=os.getpid(),
             started_at=self._started_at,
             processes=tuple(self._process_status(worker) for worker in self._workers),
-            slots=min(worker.slots for worker in self._workers),
+            slots=min(worker.call_slots for worker in self._workers),
             models=self._rollout.status if self._rollout else None,
             signature=next((worker.signature for worker in self._workers if worker.signature), ""),
         )
@@ -419,7 +419,7 @@ class Supervisor:
         """Return the status of a worker, with the requests that retiring processes of its slot still run.
 
         They count as lent, like those of slow clients: the gateway opens as many connections more, because they occupy
-        none of the worker's own slots.
+        none of the worker's own call slots.
         """
         retiring = [other for other in self._others if other.index == worker.index and not other.is_standby]
         lent = sum(other.busy_connections for other in retiring)

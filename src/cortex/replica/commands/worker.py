@@ -1,7 +1,7 @@
 """The process that runs a command: start it, report readiness to the supervisor, pass on requests until it is stopped.
 
 If the command ends, this process does too, so that the supervisor answers its requests with the cause and starts both
-again. The supervisor's side is `supervisor.command_worker`.
+again. The supervisor's side is `supervisor.command_worker_slot`.
 
     start ──> STARTING ── ready ──> READY ── stop ──> STOPPING ──> exit 0
                  └───────> exit 1 <────┘

@@ -2,7 +2,7 @@
 
 Each job has a process of its own (`fork_server`); a replica of an AsyncAPI has one process. The main thread runs user
 code; a second thread communicates with the operator (`operator_client`). The supervisor's side is
-`supervisor.job_worker`.
+`supervisor.job_worker_slot`.
 """
 
 from __future__ import annotations

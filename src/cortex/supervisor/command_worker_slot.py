@@ -16,7 +16,7 @@ from cortex.replica.commands.worker import run_command_worker
 from cortex.replica.orphan import Inheritance
 from cortex.replica.spec import Death, ProcessStatus, StartFailure
 from cortex.supervisor.exit_reasons import name_death, resident_bytes
-from cortex.supervisor.request_worker import RequestWorker, WorkerOutput
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
 
 #: Output of a command that is kept until it is ready.
 _TAIL_BYTES = 8 * 1024
@@ -29,7 +29,7 @@ _ERROR = re.compile(r"error|exception|panic|fatal", re.IGNORECASE)
 _PROXY_EXIT_S = 0.5
 
 
-class CommandWorker(RequestWorker):
+class CommandWorkerSlot(RequestWorkerSlot):
     """A slot whose processes pass requests to the server of a command, which they start."""
 
     exit_s = STOP_S + _PROXY_EXIT_S

@@ -34,7 +34,7 @@ from cortex.replica.spec import Death, ReplicaSpec, StartFailure
 from cortex.supervisor.exit_reasons import resident_bytes, restart_delay_s
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import Fork, ProcessSlot
-from cortex.supervisor.request_worker import RequestWorker, WorkerOutput
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
 
 #: A fork server that has not forked by then is stuck, for example in a fork handler of a library.
 _FORK_TIMEOUT_S = 30.0
@@ -42,7 +42,7 @@ _FORK_TIMEOUT_S = 30.0
 _LOST_S = 1.0
 
 
-class ForkServer(ProcessSlot):
+class ForkServerSlot(ProcessSlot):
     """The slot of the fork server. `workers` is the supervisor's list of slots, by index."""
 
     def __init__(self, spec: ReplicaSpec, workers: Sequence[ProcessSlot], fork: Fork) -> None:
@@ -138,8 +138,8 @@ class ForkServer(ProcessSlot):
         return WorkerResources(self._workers[index].shared_state, Inheritance(output, listener))
 
     @property
-    def _workers(self) -> list[PreloadedWorker]:
-        return [worker for worker in self._all_workers if isinstance(worker, PreloadedWorker)]
+    def _workers(self) -> list[PreloadedWorkerSlot]:
+        return [worker for worker in self._all_workers if isinstance(worker, PreloadedWorkerSlot)]
 
     def _on_start(self) -> None:
         pass
@@ -157,7 +157,7 @@ class ForkServer(ProcessSlot):
         return death
 
 
-class PreloadedWorker(RequestWorker):
+class PreloadedWorkerSlot(RequestWorkerSlot):
     """A slot whose processes the fork server forks."""
 
     def __init__(
@@ -165,7 +165,7 @@ class PreloadedWorker(RequestWorker):
         spec: ReplicaSpec,
         index: int,
         listeners: ReplicaListeners,
-        fork_server: ForkServer,
+        fork_server: ForkServerSlot,
         on_answer: Callable[[int], None],
     ) -> None:
         super().__init__(spec, index, listeners, fork_server.fork_worker, on_answer=on_answer)

@@ -45,7 +45,7 @@ _POLL_MS = 50
 _FINISH_S = 1.0
 
 
-class RequestWorker(ProcessSlot):
+class RequestWorkerSlot(ProcessSlot):
     """A slot whose processes serve requests; its listeners and connections outlive them."""
 
     exit_s = EXIT_S  #: time for the process to end, after the message `stop`
@@ -78,7 +78,7 @@ class RequestWorker(ProcessSlot):
         self._idle_since: float | None = None
         self._exit_until: float | None = None
         self._stall_detector = StallDetector()
-        self._successor: Callable[[], RequestWorker] | None = None
+        self._successor: Callable[[], RequestWorkerSlot] | None = None
         self._is_retire_sent = False
 
     def run(self, channel: Channel) -> int:
@@ -146,7 +146,7 @@ class RequestWorker(ProcessSlot):
             super().on_message(message)
 
     def _on_ready(self, message: dict[str, Any]) -> None:
-        self.slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
+        self.call_slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
         super()._on_ready(message)
         if self._bisection is not None and self.channel is not None:
             for groups in self._bisection.messages():
@@ -179,7 +179,7 @@ class RequestWorker(ProcessSlot):
 
     # Successor.
 
-    def take_over(self, other: RequestWorker, successor: Callable[[], RequestWorker]) -> None:
+    def take_over(self, other: RequestWorkerSlot, successor: Callable[[], RequestWorkerSlot]) -> None:
         """Serve instead of `other`, which finishes its requests and passes its connections to `successor`."""
         self.is_standby = False
         self._restarts, self._aborted_starts, self._death = other._restarts, other._aborted_starts, other._death

@@ -32,12 +32,12 @@ _RENEWALS_PER_LEASE = 3
 _RENEWAL_TIMEOUT_S = 5.0
 
 
-class JobWorker(ProcessSlot):
+class JobWorkerSlot(ProcessSlot):
     """A slot whose processes run batches."""
 
     def __init__(self, spec: ReplicaSpec, index: int, fork: Fork, clock_ns: Callable[[], int] = time.monotonic_ns):
         super().__init__(spec, index, fork)
-        self.slots = 1
+        self.call_slots = 1
         self._shared_state = SharedJobState()
         self._clock_ns = clock_ns
         self._renewal = _LeaseRenewal(spec)
