@@ -24,7 +24,7 @@ from cortex.models.source import loads_models
 from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
-from cortex.operator.autoscaling.sampler import Autoscaler, LoadSources, requests_of
+from cortex.operator.autoscaling.autoscaler import Autoscaler, LoadSources, requests_of
 from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
 from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.model_versions import ModelVersions
@@ -171,7 +171,7 @@ class Operator:
         cores = cluster.engine.cores if cluster else CpuMeter().cores
         sources = LoadSources(lambda: requests_of(self._gateway), self._job_store.workloads.count, cores)
         wake, speed = self._reconciler.wake, settings.autoscaler_speed
-        self._scaling = Autoscaler(self._apis, self._engine, sources, wake, _logger, speed)
+        self._autoscaler = Autoscaler(self._apis, self._engine, sources, wake, _logger, speed)
 
         self._load = LoadRecorder(
             self._apis,
@@ -221,7 +221,7 @@ class Operator:
             asyncio.create_task(self._reconciler.run(), name="reconcile"),
             asyncio.create_task(self._job_reconciler.run(), name="reconcile jobs"),
             asyncio.create_task(self._schedules.run(), name="submit scheduled jobs"),
-            asyncio.create_task(self._scaling.run(), name="scale"),
+            asyncio.create_task(self._autoscaler.run(), name="scale"),
             asyncio.create_task(self._tracking.run(), name="track predictions"),
             asyncio.create_task(self._load.run(), name="sample for the dashboard"),
             asyncio.create_task(self._canaries.run(), name="judge canaries"),
@@ -304,7 +304,7 @@ class Operator:
             jobs=self._jobs,
             async_apis=self._async_apis,
             schedules=self._schedules,
-            scaling=self._scaling,
+            autoscaler=self._autoscaler,
             metrics=self._metrics,
             tracking=self._tracking,
             trials=self._trials,

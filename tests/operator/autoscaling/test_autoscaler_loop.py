@@ -14,7 +14,7 @@ import pytest
 from cortex.config.schema import Api
 from cortex.engine.devices import Inventory
 from cortex.errors import GatewayError
-from cortex.operator.autoscaling.sampler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
+from cortex.operator.autoscaling.autoscaler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.database import open_sqlite

@@ -168,7 +168,7 @@ def api_routes(services: Services) -> APIRouter:
             "api": api,
             "requested": wanted_replicas(record),
             "policy": asdict(ScalingPolicy.of(record.spec)),
-            "decisions": [decision.to_json() for decision in services.scaling.decisions(api)],
+            "decisions": [decision.to_json() for decision in services.autoscaler.decisions(api)],
             "canary": services.trials.describe(record),
         }
 
@@ -211,7 +211,7 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described["schedule"] = await services.schedules.describe(record)
         name = "task_job_statuses" if record.spec.kind is ApiKind.TASK else "batch_job_statuses"
         described[name] = [status_json(job) for job in jobs]
-    if record.spec.kind.has_replicas and (room := services.scaling.room(record)) is not None:
+    if record.spec.kind.has_replicas and (room := services.autoscaler.room(record)) is not None:
         described["room"] = asdict(room)
     if (recording := await services.metrics.recording(record)) is not None:
         described["recording"] = recording
@@ -279,7 +279,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "revision_number": record.number,
         "live_revision_number": record.live_number,
         "canary": services.trials.describe(record),
-        "scaling_shortage": services.scaling.shortage(record),
+        "scaling_shortage": services.autoscaler.shortage(record),
         "models": models,
         "realtime_model_metadata": as_metadata(models) if models else None,
         "last_updated": record.updated_at.isoformat(),

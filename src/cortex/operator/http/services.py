@@ -15,7 +15,7 @@ from cortex.home import Home
 from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
-from cortex.operator.autoscaling.sampler import Autoscaler
+from cortex.operator.autoscaling.autoscaler import Autoscaler
 from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.canary.trials import Trials
 from cortex.operator.dashboard.samples import LoadRecorder
@@ -50,7 +50,7 @@ class Services:
     jobs: JobService
     async_apis: AsyncApis
     schedules: Schedules
-    scaling: Autoscaler
+    autoscaler: Autoscaler
     metrics: Metrics
     tracking: Tracking
     trials: Trials

@@ -127,7 +127,7 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
             ranges=RANGES,
             replicas=_replicas(statuses, usage),
             targets=[(each, await api_row(services, each.name)) for each in _targets(services, record)],
-            decisions=[decision.to_json() for decision in notable(services.scaling.decisions(api))],
+            decisions=[decision.to_json() for decision in notable(services.autoscaler.decisions(api))],
             tab="overview",
         )
 
