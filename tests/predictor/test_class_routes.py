@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
 import cortex
 from cortex.errors import UserError
@@ -56,8 +57,8 @@ def test_methods_with_the_decorator_are_routes_also_inherited_ones(project: Any)
     assert user.name == "user"
     assert user.call(None, "q", None) == {"id": 7, "query": "q"}
     save = found["PUT /users/{id}/{kind}"].with_values(("7", "%C3%A4"))
-    assert save.call({"a": 1}, None, None) == ({"a": 1}, "7", "ä")  # the annotation of kind can't be used
-    assert found["POST /users"].with_values(()).call({}, None, None) == ({}, 0, None)
+    assert save.call({"a": 1}, {}, None) == ({"a": 1}, "7", "ä")  # the annotation of kind can't be used
+    assert found["POST /users"].with_values(()).call({}, {}, None) == ({}, 0, None)
     assert found["DELETE /files/{name:path}"].with_values(("a/b",)).kind == "async"
 
 
@@ -68,6 +69,84 @@ def test_a_value_of_another_type_is_a_mistake_of_the_client(project: Any) -> Non
     assert caught.value.detail[0]["loc"] == ["path", "id"]
     with pytest.raises(PayloadError, match="id: Input should be a text in UTF-8"):
         user.with_values(("%FF",)).call(None, {}, None)
+
+
+SEARCH = """
+    import datetime, enum
+    import cortex
+
+    class Order(enum.Enum):
+        UP = "up"
+
+    class Handler:
+        def __init__(self, config): ...
+
+        @cortex.route("GET", "/shops/{shop}")
+        def search(self, shop, text="all", limit: int = 10, only: list[int] | None = None, *,
+                   since: datetime.date = None, order: Order | None = None, is_open: bool = False, _cache={},
+                   tags: set[str] = frozenset()):
+            return [shop, text, limit, only, since and since.year, order and order.name, is_open, _cache, sorted(tags)]
+
+        @cortex.route("POST", "/shops")
+        def add(self, payload, where: dict[str, int] = None, query_params=None):
+            return payload, where, dict(query_params)
+"""
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", ["a", "all", 10, None, None, None, False, {}, []]),
+        ("text=x%20y&limit=3", ["a", "x y", 3, None, None, None, False, {}, []]),
+        ("only=1&only=2&tags=b&tags=a&limit=1&limit=2", ["a", "all", 2, [1, 2], None, None, False, {}, ["a", "b"]]),
+        ("since=2026-01-02&order=up&is_open=true", ["a", "all", 10, None, 2026, "UP", True, {}, []]),
+        ("_cache=x&unknown=1&shop=other", ["a", "all", 10, None, None, None, False, {}, []]),
+    ],
+)
+def test_arguments_with_a_default_are_filled_from_the_query_string(
+    project: Any, query: str, expected: list[Any]
+) -> None:
+    search = routes(project.load("handler", SEARCH))["GET /shops/{shop}"].with_values(("a",))
+    assert search.needs_query_params
+    assert search.call(None, QueryParams(query), None) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "place", "message"),
+    [
+        ("limit=many", ["query", "limit"], "limit: Input should be a valid integer"),
+        ("only=1&only=x", ["query", "only", 1], r"only\[1\]: Input should be a valid integer"),
+        ("order=down", ["query", "order"], "order: Input should be 'up'"),
+    ],
+)
+def test_a_parameter_of_another_type_is_a_mistake_of_the_client(
+    project: Any, query: str, place: list[Any], message: str
+) -> None:
+    search = routes(project.load("handler", SEARCH))["GET /shops/{shop}"].with_values(("a",))
+    with pytest.raises(PayloadError, match=message) as caught:
+        search.call(None, QueryParams(query), None)
+    assert caught.value.detail[0]["loc"] == place
+
+
+def test_an_argument_that_no_query_string_can_have_keeps_its_default(
+    project: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = routes(project.load("handler", SEARCH))["POST /shops"].with_values(())
+    assert "add(): the annotation of where can't be used, so it keeps its default: a value in a" in (
+        capsys.readouterr().err
+    )
+    assert add.call({}, QueryParams("where=1"), None) == ({}, None, {"where": "1"})
+
+
+def test_parameters_of_queries_are_in_the_signature(project: Any) -> None:
+    (search,) = [each for each in project.load("handler", SEARCH).signature.routes if each.path == "/shops/{shop}"]
+    assert [(each.name, each.location) for each in search.parameters][:3] == [
+        ("shop", "path"),
+        ("text", "query"),
+        ("limit", "query"),
+    ]
+    assert search.parameters[2].schema == {"type": "integer", "default": 10}
+    assert "_cache" not in [each.name for each in search.parameters]
 
 
 def test_the_signature_and_the_description_have_the_routes(project: Any) -> None:

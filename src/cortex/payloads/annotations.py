@@ -101,6 +101,13 @@ def is_list(annotation: Any) -> bool:
     return any(cls is each for each in _LISTS)
 
 
+def takes_repeated(annotation: Any) -> bool:
+    """Return whether a parameter of this type collects all values that a query string has for it."""
+    bare, _ = _without_none(annotation)
+    cls = get_origin(bare) or bare
+    return is_list(bare) or any(cls is each for each in (set, frozenset, tuple, abc.Set))
+
+
 def takes_list(annotation: Any) -> bool:
     """Return whether a list of items can be of the annotated type: lists, arrays, frames, and anything."""
     bare, _ = _without_none(annotation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import orjson
 
@@ -70,10 +70,11 @@ class MethodSignature:
 
 @dataclass(frozen=True, slots=True)
 class ParameterSignature:
-    """A parameter of a path."""
+    """A parameter of a route."""
 
     name: str
     schema: Json
+    location: Literal["path", "query"] = "path"
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class BoundPredictor:
                     "verb": each.route.verb,
                     "path": each.route.template.text,
                     "name": each.method.name,
-                    "arguments": [*(parameter.name for parameter in each.parameters), *each.method.arguments],
+                    "arguments": [*(parameter.name for parameter in each.signature.parameters), *each.method.arguments],
                 }
                 for each in self.routes
             ]

@@ -30,7 +30,8 @@ _RESERVED = {
 }
 #: Parts of a request that a method may declare, besides the parameters of its path.
 ARGUMENTS = ("payload", "query_params", "headers")
-_NO_PARAMETERS = frozenset({"self", "batch_id", *ARGUMENTS})
+#: Names that no parameter of a path or query has.
+NO_PARAMETERS = frozenset({"self", "batch_id", *ARGUMENTS})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,8 +59,9 @@ class Route:
 def route(verb: str, path: str) -> Callable[[F], F]:
     """Route requests with `verb` at `path` below the endpoint to a method of a RealtimeAPI's class.
 
-    `path` may have parameters: `/users/{id}`, `/files/{name:path}`. The method declares them as arguments. A method may
-    have several routes. Raises: ValueError for a verb or path that is not supported.
+    `path` may have parameters: `/users/{id}`, `/files/{name:path}`. The method declares them as arguments; those with a
+    default are filled from the query string. A method may have several routes. Raises: ValueError for a verb or path
+    that is not supported.
     """
     declared = parse_route(verb, path)
 
@@ -84,7 +86,7 @@ def parse_route(verb: object, path: object) -> Route:
     first = "/" + template.text.split("/")[1]
     if first in _RESERVED:
         raise RouteError(f'the path "{path}" is reserved for {_RESERVED[first]}', "choose another path")
-    if taken := next((name for name in template.parameters if name in _NO_PARAMETERS), None):
+    if taken := next((name for name in template.parameters if name in NO_PARAMETERS), None):
         raise RouteError(f'the path "{path}" has the parameter {taken}, which has another meaning', "rename it")
     return Route(verb.upper(), template)
 

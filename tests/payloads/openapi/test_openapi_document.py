@@ -292,14 +292,19 @@ def test_models_are_described_by_the_routes_of_the_open_inference_protocol() -> 
 
 def test_routes_are_operations_at_paths_below_the_endpoint() -> None:
     number = ParameterSignature("number", {"type": "integer"})
+    limit = ParameterSignature("limit", {"type": "integer", "default": 10}, "query")
     routes = (
-        RouteSignature("/items/{number}", (number,), method("GET", query_params=True)),
+        RouteSignature("/items/{number}", (number, limit), method("GET", query_params=True)),
         RouteSignature("/items/{number}", (number,), method("DELETE")),
         RouteSignature("/v1/chat", (), method(payload=Iris)),
     )
     document = valid(api_document(api(signature=ApiSignature((), (), routes))))
     get = of(document, "/iris/items/{number}", "get")
-    assert [(each["name"], each["in"]) for each in get["parameters"]] == [("number", "path"), ("query_params", "query")]
+    assert [(each["name"], each["in"], each["required"]) for each in get["parameters"]] == [
+        ("number", "path", True),
+        ("limit", "query", False),
+        ("query_params", "query", False),
+    ]
     assert get["parameters"][0]["schema"] == {"type": "integer"}
     assert "delete" in document["paths"]["/iris/items/{number}"]
     assert "/iris" not in document["paths"]

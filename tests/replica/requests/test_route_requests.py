@@ -40,8 +40,8 @@ SOURCE = """
             return {"id": id, "q": query_params.get("q"), "x": headers.get("x-mine"), "model": self.loaded}
 
         @cortex.route("GET", "/users/me")
-        def me(self):
-            return "me"
+        def me(self, loud: bool = False):
+            return "ME" if loud else "me"
 
         @cortex.route("DELETE", "/users/{id}")
         async def delete(self, id):
@@ -123,6 +123,13 @@ def test_routes_answer_below_the_endpoint_and_the_other_methods_at_it(replica: R
     assert replica.request([1]).json == {"endpoint": [1]}
     assert len(replica.request(method="GET").json["routes"]) == 9
     assert call(replica, "/v2/health/live").json == {"live": True}
+
+
+def test_a_query_string_fills_arguments_with_a_default(replica: Replica) -> None:
+    assert call(replica, "/users/me").body == b"me"
+    assert call(replica, "/users/me?loud=true&other=1").body == b"ME"
+    refused = call(replica, "/users/me?loud=perhaps")
+    assert (refused.status, refused.json["detail"][0]["loc"]) == (422, ["query", "loud"])
 
 
 def test_calls_of_async_routes_share_the_event_loop() -> None:

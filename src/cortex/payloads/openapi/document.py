@@ -160,7 +160,7 @@ def _operation(
     route: str = "",
     parameters: Sequence[ParameterSignature] = (),
 ) -> Json:
-    """Return an operation at the endpoint, or at the path of a route, which has `parameters`."""
+    """Return an operation at the endpoint, or at the path of a route with `parameters`."""
     first = methods[0]
     bodies = [method.payload for method in methods if method.payload is not None]
     # A method may have several routes.
@@ -168,7 +168,7 @@ def _operation(
     made: Json = {"operationId": f"{first.name}{of_route}", "summary": first.summary or f"Call {first.name}"}
     if first.description:
         made["description"] = first.description
-    described = [_path_parameter(each, schemas) for each in parameters]
+    described = [_parameter(each, schemas) for each in parameters]
     described += [_QUERY_PARAMS] if any(method.query_params for method in methods) else []
     if described:
         made["parameters"] = described
@@ -193,8 +193,13 @@ def _operation(
     return made
 
 
-def _path_parameter(parameter: ParameterSignature, schemas: SchemaComponents) -> Json:
-    return {"name": parameter.name, "in": "path", "required": True, "schema": schemas.add(parameter.schema)}
+def _parameter(parameter: ParameterSignature, schemas: SchemaComponents) -> Json:
+    return {
+        "name": parameter.name,
+        "in": parameter.location,
+        "required": parameter.location == "path",
+        "schema": schemas.add(parameter.schema),
+    }
 
 
 _QUERY_PARAMS: Json = {
