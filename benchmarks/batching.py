@@ -1,4 +1,8 @@
-"""Compare server-side batching with other systems, each with and without it: `python -m benchmarks.batching`."""
+"""Compare server-side batching with other systems, each with and without it: `python -m benchmarks.batching`.
+
+The systems with batching are then measured under an open load of half of their peak, and cortex also at half of that of
+its fastest peer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.tools import environments, machine, measure, processes, results
+from benchmarks.tools import environments, machine, measure, processes, report, results
 from benchmarks.tools.cortex_cli import Cortex
 from benchmarks.tools.endpoint import Endpoint, free_ports, wait_until_right
 from benchmarks.tools.load import require_wrk
@@ -34,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in whole seconds")
     parser.add_argument("--concurrency", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2, 16, 64))
     parser.add_argument("--systems", default="", help="comma-separated list of systems (default: all)")
+    parser.add_argument("--widths", nargs="+", choices=WIDTHS, default=list(WIDTHS))
     arguments = parser.parse_args()
     require_wrk()
     wanted = [name for name in arguments.systems.split(",") if name]
@@ -41,8 +46,14 @@ def main() -> None:
     for venv in sorted({system.venv for system in chosen if system.venv}):
         environments.prepare(venv)
     processes.adopt_orphans()
-    plan = measure.Plan(rounds=arguments.rounds, seconds=arguments.seconds, concurrencies=arguments.concurrency)
-    outcome = [each for width in WIDTHS for each in _rounds(chosen, width, plan)]
+    plan = measure.Plan(
+        arguments.rounds, arguments.seconds, concurrencies=arguments.concurrency, open_rounds=arguments.rounds
+    )
+    outcome: measure.Outcome = []
+    for width in arguments.widths:
+        outcome += _rounds(chosen, width, plan)
+        batched = tuple(system for system in chosen if system.name.endswith("-batched"))
+        outcome += measure.open_rounds(batched, partial(_workload_of, width), plan, shares=(0.5,))
     samples = [each for each in outcome if isinstance(each, measure.Sample)]
     facts = machine.facts()
     failures = [
@@ -52,13 +63,14 @@ def main() -> None:
     results.write("batching", text, {"facts": facts, "samples": [dataclasses.asdict(each) for each in samples]})
 
 
-def workload_of(width: str, in_list: bool) -> Workload:
+def _workload_of(width: str, system: System) -> Workload:
     """Return the request for a width; BentoML's requests contain a list, because it joins lists to batches."""
     sys.path.insert(0, str(USER_CODE))
     from mlp_model import WIDTHS as NUMBERS  # type: ignore[import-not-found]
     from mlp_model import Mlp
 
     answer = Mlp(NUMBERS[width]).predict_one(_PAYLOAD)
+    in_list = system.venv == "bentoml"
     body = {"payloads": [_PAYLOAD]} if in_list else _PAYLOAD
     return Workload(width, json.dumps(body).encode(), JSON, [answer] if in_list else answer)
 
@@ -71,7 +83,7 @@ def _rounds(systems: tuple[System, ...], width: str, plan: measure.Plan) -> meas
     outcome: measure.Outcome = []
     for _ in range(plan.rounds):
         for system in systems:
-            outcome += measure.visit(system, workload_of(width, system.venv == "bentoml"), plan, one_visit)
+            outcome += measure.visit(system, _workload_of(width, system), plan, one_visit)
     return outcome
 
 
@@ -127,19 +139,21 @@ def _peer(peer: str, batched: bool, workload: Workload, folder: Path) -> context
 
 def _table(samples: list[measure.Sample], plan: measure.Plan) -> list[str]:
     """Return a table of medians over the rounds, with a line per width and system."""
-    lines = []
-    for width in WIDTHS:
+    lines: list[str] = []
+    closed = [sample for sample in samples if sample.load == "closed"]
+    for width in dict.fromkeys(sample.workload for sample in samples):
         lines += [f"\n## {width}\n", "| system | " + " | ".join(f"{c} open" for c in plan.concurrencies) + " |"]
         lines.append("|---|" + "---:|" * len(plan.concurrencies))
-        for name in dict.fromkeys(sample.system for sample in samples if sample.workload == width):
+        for name in dict.fromkeys(each.system for each in closed if each.workload == width):
             cells = []
             for concurrency in plan.concurrencies:
-                mine = [s for s in samples if (s.system, s.workload, s.concurrency) == (name, width, concurrency)]
+                mine = [s for s in closed if (s.system, s.workload, s.concurrency) == (name, width, concurrency)]
                 rate = statistics.median(s.per_s or 0.0 for s in mine)
                 late = statistics.median(s.p99_us or 0.0 for s in mine) / 1e3
                 errors = sum(s.errors for s in mine)
                 cells.append(f"{rate:,.0f}/s, p99 {late:.1f} ms{f', {errors} errors' if errors else ''}")
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines += ["", "\n\n".join(report.open_tables(report.medians([*samples]), width))]
     return lines
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from benchmarks.tools import processes
@@ -19,10 +19,13 @@ from benchmarks.tools.open_loop import open_loop
 from benchmarks.tools.paths import USER_CODE
 from benchmarks.tools.streaming import streaming
 from benchmarks.tools.systems import System
-from benchmarks.tools.workloads import LARGE, NOOP, SMALL, STREAM, Workload
+from benchmarks.tools.workloads import LARGE, SMALL, STREAM, Workload
 
 BARE = "bare function"
-SHARE_OF_PEAK = 0.7
+#: Shares of a system's peak at which the latencies of an open load are measured.
+SHARES_OF_PEAK = (0.5, 0.7)
+#: Rates that are tried to find a peak. From the fourth on, each halves the uncertainty: it ends at 2 to 4 %.
+_PROBES = 7
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Plan:
     warm_s: float = 1.0
     concurrencies: tuple[int, ...] = (1, 16, 64)
     large_concurrency: int = 16
-    open_s: float = 10.0
+    probe_s: float = 2.0
+    open_s: float = 5.0
     open_rounds: int = 3
 
 
@@ -44,8 +48,9 @@ class Sample:
 
     system: str
     workload: str
-    load: str  #: "closed", "open", "matched" (open, at the rate of another system) or "stream"
+    load: str  #: "closed", "open", "matched" (open, relative to the peak of another system), "peak" or "stream"
     concurrency: int = 0
+    share: float | None = None  #: open loop: rate relative to the peak
     per_s: float | None = None
     p50_us: float | None = None
     p99_us: float | None = None
@@ -55,6 +60,7 @@ class Sample:
     rate: float | None = None  #: open loop: requests per second that were due
     late_p99_us: float | None = None  #: open loop: the generator's own lateness
     busy: float | None = None  #: open loop: share of the time in which the generator ran, or waited for a processor
+    generator_cpu_us: float | None = None  #: open loop: per request
     chunks_per_s: float | None = None
     first_byte_us: float | None = None
 
@@ -91,29 +97,68 @@ def closed_rounds(systems: tuple[System, ...], workloads: tuple[Workload, ...], 
     return outcome
 
 
-def open_rounds(systems: tuple[System, ...], closed: Outcome, plan: Plan) -> Outcome:
-    """Measure latencies of the no-op at 70 % of each system's peak, and of cortex also at that of the fastest peer."""
-    highest = max(plan.concurrencies)
-    found = [each for each in closed if isinstance(each, Sample) and each.workload == NOOP.name]
-    peaks: dict[str, list[float]] = {}
-    for sample in found:
-        if sample.concurrency == highest and sample.per_s:
-            peaks.setdefault(sample.system, []).append(sample.per_s)
-    rates = {name: SHARE_OF_PEAK * statistics.median(values) for name, values in peaks.items()}
-    of_peers = [rates[system.name] for system in systems if system.role == "peer" and system.name in rates]
+def open_rounds(
+    systems: tuple[System, ...],
+    workload_of: Callable[[System], Workload],
+    plan: Plan,
+    shares: tuple[float, ...] = SHARES_OF_PEAK,
+) -> Outcome:
+    """Measure latencies at shares of each system's own peak, and of cortex also at those of the fastest peer's.
 
-    def one_visit(system: System, workload: Workload, endpoint: Endpoint) -> Iterator[Sample]:
-        yield _measured_open(system, workload, endpoint, rates[system.name], plan.open_s)
-        if system.role == "cortex" and of_peers:
-            yield replace(_measured_open(system, workload, endpoint, max(of_peers), plan.open_s), load="matched")
-
+    A peak and its shares are measured in the same visit, because the machine may be slower a minute later.
+    """
     outcome: Outcome = []
     for number in range(plan.open_rounds):
         _say(f"open-loop round {number + 1} of {plan.open_rounds}")
-        for system in systems:
-            if system.name in rates and system.role != "limit":
-                outcome += visit(system, NOOP, plan, one_visit)
+        measurements = partial(_open_visit, plan=plan, shares=shares, peaks_of_peers=[])
+        for system in sorted(systems, key=lambda system: system.role == "cortex"):
+            if system.role != "limit":
+                outcome += visit(system, workload_of(system), plan, measurements)
     return outcome
+
+
+def _open_visit(
+    system: System,
+    workload: Workload,
+    endpoint: Endpoint,
+    plan: Plan,
+    shares: tuple[float, ...],
+    peaks_of_peers: list[float],
+) -> Iterator[Sample]:
+    start = closed_loop(endpoint, workload, max(plan.concurrencies), plan.probe_s).per_s
+    peak = sustained_peak(partial(_measured_open, system, workload, endpoint, seconds=plan.probe_s), start)
+    yield replace(peak, load="peak", share=1.0)
+    loads = {"open": peak.rate or 0.0}
+    if system.role == "peer":
+        peaks_of_peers.append(loads["open"])
+    elif peaks_of_peers:
+        loads["matched"] = max(peaks_of_peers)
+    for load, of_rate in loads.items():
+        for share in shares:
+            sample = _measured_open(system, workload, endpoint, share * of_rate, plan.open_s)
+            yield replace(sample, load=load, share=share)
+
+
+def sustained_peak(measure_at: Callable[[float], Sample], start: float) -> Sample:
+    """Find the highest rate that an open load sustains; return the measurement at it.
+
+    `start` is the first rate. One that is not sustained is tried again, in case something else used the machine.
+    Raises: ValueError if no rate is sustained.
+    """
+    best: Sample | None = None
+    rate, low, high = start, 0.0, 0.0
+    for _ in range(_PROBES):
+        sample = measure_at(rate)
+        if sample.p99_us is None:
+            sample = measure_at(rate)
+        if sample.p99_us is None:
+            high = rate
+        else:
+            best, low = sample, rate
+        rate = (low + high) / 2 if high else rate * 1.5
+    if best is None:
+        raise ValueError(f"no rate between {high:.0f}/s and {start:.0f}/s was sustained")
+    return best
 
 
 def large_rounds(systems: tuple[System, ...], plan: Plan) -> Outcome:
@@ -189,6 +234,7 @@ def _measured_open(system: System, workload: Workload, endpoint: Endpoint, rate:
         rate=rate,
         late_p99_us=load.late_p99_us,
         busy=load.busy,
+        generator_cpu_us=load.generator_cpu_us,
     )
 
 
@@ -221,9 +267,10 @@ def _bare(workload: Workload, seconds: float) -> Sample:
 
 
 def _line(sample: Sample) -> str:
-    where = f"{sample.system:18} {sample.workload:8} {sample.load:6} {sample.concurrency or '':>3}"
+    extent = f"{sample.share:.0%}" if sample.share else sample.concurrency
+    where = f"{sample.system:18} {sample.workload:8} {sample.load:7} {extent:>4}"
     latencies = f"p50 {(sample.p50_us or 0) / 1e3:8.2f} ms  p99 {(sample.p99_us or 0) / 1e3:8.2f} ms"
-    if sample.load in ("open", "matched") and sample.p99_us is None:
+    if sample.rate and sample.p99_us is None:
         latencies = f"overloaded: {sample.rate or 0:.0f}/s were due, generator busy {sample.busy or 0:.0%}"
     costs = f"CPU {sample.cpu_us or 0:7.1f} µs  {sample.pss_mb or 0:6.0f} MB  errors {sample.errors}"
     return f"{where}  {sample.per_s or 0:9.0f}/s  {latencies}  {costs}"

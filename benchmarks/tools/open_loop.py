@@ -45,6 +45,7 @@ class OpenLoad(Load):
     rate: float = 0.0  #: requests per second that were due
     late_p99_us: float = 0.0  #: how late requests left while a connection was free: the generator's own fault
     busy: float = 0.0  #: share of the time in which the generator ran, or waited for a processor
+    generator_cpu_us: float = 0.0  #: per request
 
     @property
     def is_sustained(self) -> bool:
@@ -94,6 +95,7 @@ class _Generator:
     latencies: array[int] = field(default_factory=lambda: array("q"))
     lateness: array[int] = field(default_factory=lambda: array("q"))
     errors: int = 0
+    unanswered: int = 0
 
     def run(self, count: int, connections: int) -> float:
         """Send `count` requests; return the seconds from the first due time to the last response."""
@@ -124,7 +126,8 @@ class _Generator:
                 continue
             for fd, _ in poll.poll(0, connections):
                 answered += self._receive(by_fd[fd], poll, by_fd, free)
-        self.errors += count - answered
+        self.unanswered = count - answered
+        self.errors += self.unanswered
         end = time.perf_counter_ns()
         # Missing responses took at least this long.
         self.latencies.extend(max(0, end - start - int(index * self.interval_ns)) for index in range(answered, count))
@@ -213,11 +216,11 @@ def main() -> None:
     generator = _Generator((plan["host"], plan["port"]), request, 1e9 / plan["rate"])
     gc.disable()  # its pauses would be charged to the server
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000, 0, 0, 0)
-    before_ns = _busy_ns()
+    before_ns, before_cpu_ns = _busy_ns(), time.process_time_ns()
     seconds = generator.run(count, plan["connections"])
-    busy_ns = _busy_ns() - before_ns
+    busy_ns, cpu_ns = _busy_ns() - before_ns, time.process_time_ns() - before_cpu_ns
     result = {
-        "requests": count,
+        "requests": count - generator.unanswered,
         "seconds": seconds,
         "p50_us": _percentile(generator.latencies, 0.5),
         "p99_us": _percentile(generator.latencies, 0.99),
@@ -225,6 +228,7 @@ def main() -> None:
         "rate": plan["rate"],
         "late_p99_us": _percentile(generator.lateness, 0.99),
         "busy": busy_ns / 1e9 / seconds,
+        "generator_cpu_us": cpu_ns / 1e3 / count,
     }
     print(json.dumps(result))
 

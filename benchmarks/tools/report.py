@@ -21,6 +21,7 @@ _MARGINS = (
     "rate",
     "late_p99_us",
     "busy",
+    "generator_cpu_us",
     "chunks_per_s",
     "first_byte_us",
 )
@@ -40,10 +41,11 @@ class Goal:
 
 def medians(outcome: Outcome) -> list[Sample]:
     """Return one sample per system and load: the median of each figure over the rounds, and the sum of the errors."""
-    groups: dict[tuple[str, str, str, int], list[Sample]] = {}
+    groups: dict[tuple[str, str, str, int, float | None], list[Sample]] = {}
     for each in outcome:
         if isinstance(each, Sample):
-            groups.setdefault((each.system, each.workload, each.load, each.concurrency), []).append(each)
+            key = (each.system, each.workload, each.load, each.concurrency, each.share)
+            groups.setdefault(key, []).append(each)
     return [_median(group) for group in groups.values()]
 
 
@@ -100,9 +102,7 @@ def markdown(outcome: Outcome, facts: dict[str, str]) -> str:
             if {sample.system for sample in chosen} - {BARE}:
                 limits = [] if concurrency == 1 else _choose(samples, workload, "closed", 1, BARE)
                 parts += [f"## {workload}, {concurrency} at once", _closed_table(chosen + limits)]
-    if opened := _choose(samples, "noop", "open"):
-        rows = opened + _choose(samples, "noop", "matched")
-        parts += ["## noop, open loop at 70 % of each system's own peak, and cortex at a peer's", _open_table(rows)]
+    parts += open_tables(samples, "noop")
     for workload, title in (("upload", "1 MB in"), ("download", "1 MB out")):
         if large := _choose(samples, workload, "closed"):
             parts += [f"## {title}, {large[0].concurrency} at once", _closed_table(large)]
@@ -183,6 +183,19 @@ def _closed_table(samples: list[Sample]) -> str:
     return table(head, rows)
 
 
+def open_tables(samples: list[Sample], workload: str) -> list[str]:
+    """Return the medians of open loads as tables with headings: the peaks, then one table per share of them."""
+    parts = []
+    if peaks := _choose(samples, workload, "peak"):
+        parts += [f"## {workload}, open loop at the highest rate that it sustains", _open_table(peaks)]
+    chosen = _choose(samples, workload, "open") + _choose(samples, workload, "matched")
+    for share in sorted({sample.share or 0.0 for sample in chosen}):
+        rows = [sample for sample in chosen if (sample.share or 0.0) == share]
+        title = f"## {workload}, open loop at {share:.0%} of each system's peak, and cortex at that of the fastest peer"
+        parts += [title, _open_table(rows)]
+    return parts
+
+
 def _open_table(samples: list[Sample]) -> str:
     head = (
         "system",
@@ -194,6 +207,7 @@ def _open_table(samples: list[Sample]) -> str:
         "errors",
         "generator late, p99 ms",
         "generator busy",
+        "generator CPU µs",
     )
     rows = [
         (
@@ -206,6 +220,7 @@ def _open_table(samples: list[Sample]) -> str:
             str(sample.errors),
             _show(sample.late_p99_us, "{:.3f}", 1e-3),
             _show(sample.busy, "{:.0%}"),
+            _show(sample.generator_cpu_us, "{:.1f}"),
         )
         for sample in samples
     ]

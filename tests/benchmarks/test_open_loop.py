@@ -84,6 +84,19 @@ def test_latencies_of_a_saturated_generator_or_server_do_not_count() -> None:
     assert not replace(quiet, seconds=1.1).is_sustained, "the queue grew until the end"
 
 
+def test_requests_without_an_answer_do_not_count_as_answered() -> None:
+    never = threading.Event()
+
+    def answer(number: int) -> bytes:
+        if number > 20:
+            never.wait(60)
+        return _ANSWER
+
+    with _server(answer) as endpoint:
+        load = open_loop(endpoint, NOOP, rate=100, seconds=0.5, connections=4)
+    assert (load.requests, load.errors) == (20, 30)
+
+
 def test_hang_ups_and_bad_statuses_are_errors() -> None:
     answers = {3: b"", 5: b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"}
     with _server(lambda number: answers.get(number, _ANSWER)) as endpoint:

@@ -59,7 +59,7 @@ def test_tables_divide_the_figures_of_cortex_by_those_of_the_others() -> None:
 
 def test_latencies_at_the_rate_of_a_peer_are_not_mixed_with_those_at_its_own() -> None:
     outcome: Outcome = [
-        Sample(system, "noop", load, rate=rate, p99_us=p99_us)
+        Sample(system, "noop", load, rate=rate, p99_us=p99_us, share=0.7)
         for system, load, rate, p99_us in (
             ("cortex", "open", 40_000.0, 3_000.0),
             ("cortex", "matched", 8_000.0, 500.0),
@@ -79,3 +79,18 @@ def test_percentiles_of_an_overload_are_not_reported() -> None:
     outcome: Outcome = [Sample("cortex", "noop", "open", per_s=35_000.0, rate=37_000.0, busy=0.99)]
     (row,) = (line.split(" | ") for line in markdown(outcome, {}).splitlines() if line.startswith("| cortex |"))
     assert row[1:5] == ["37,000", "35,000", "overloaded", "overloaded"]
+
+
+def test_peaks_and_shares_of_them_have_a_table_each() -> None:
+    outcome: Outcome = [
+        Sample("cortex", "noop", load, share=share, rate=rate, p99_us=rate / 10)
+        for load, share, rate in (("peak", 1.0, 30_000.0), ("open", 0.5, 15_000.0), ("open", 0.7, 21_000.0))
+    ]
+    text = markdown(outcome, {})
+    rows = [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| cortex |")]
+    assert rows == ["30,000", "15,000", "21,000"]
+    assert [share for share in ("highest rate", "at 50%", "at 70%") if share in text] == [
+        "highest rate",
+        "at 50%",
+        "at 70%",
+    ]
