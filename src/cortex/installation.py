@@ -1,4 +1,7 @@
-"""The settings of an installation besides its path, stored in its home and shared by all its operators."""
+"""An installation: its settings besides its path, shared by all its operators, and the identity of the last operator.
+
+Both are files of the home.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import importlib.util
 import json
 import re
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from cortex.errors import InputError
 from cortex.home import Home, write_private
+from cortex.processes.identity import Identity
 
 _FILE = "installation.json"
 #: Instead of a database's URL: the database in the home.
@@ -109,3 +114,58 @@ class Installation:
 def _is_address(text: str | None) -> bool:
     host, _, port = (text or "").rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+@dataclass(frozen=True)
+class OperatorIdentity:
+    """Process, version and addresses of an operator: the content of `run/operator.json`."""
+
+    process: Identity
+    url: str
+    gateway_url: str
+    address: str = ""  #: of operator and gateway, as seen from this machine
+    tls_cert: str = ""  #: files of certificate and key; "" without TLS
+    tls_key: str = ""
+    host: str = ""  #: on which operator and gateway listen, as configured; "": unknown
+    version: str = ""  #: of cortex, as the operator was started
+    started_at: str = ""  #: in the format of ISO 8601
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def is_running(self) -> bool:
+        """Return whether this process is alive; another process with the same id does not count."""
+        return self.process.is_alive()
+
+    def write(self, home: Home) -> None:
+        """Write the file by which commands find this operator."""
+        data = asdict(self)
+        write_private(operator_file(home), json.dumps({**data.pop("process"), **data}))
+
+
+def operator_file(home: Home) -> Path:
+    """Return the file to which the operator writes its identity."""
+    return home.run_dir / "operator.json"
+
+
+def last_operator(home: Home) -> OperatorIdentity | None:
+    """Return the operator that ran last, alive or not; None if it was shut down cleanly or never existed."""
+    try:
+        data: dict[str, Any] = json.loads(operator_file(home).read_text())
+        texts = ("address", "tls_cert", "tls_key", "host", "version", "started_at")
+        return OperatorIdentity(
+            Identity.from_json(data),
+            str(data["url"]).rstrip("/"),
+            str(data["gateway_url"]),
+            *(str(data.get(name) or "") for name in texts),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_operator(home: Home) -> OperatorIdentity | None:
+    """Return the operator if its process is alive; it may still be starting."""
+    operator = last_operator(home)
+    return operator if operator and operator.is_running() else None

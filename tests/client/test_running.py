@@ -7,8 +7,8 @@ import os
 
 import psutil
 
-from cortex.client.environments import last_operator, read_operator
 from cortex.home import Home
+from cortex.installation import last_operator, read_operator
 from cortex.processes.identity import Identity
 
 OWN = Identity.of(os.getpid())

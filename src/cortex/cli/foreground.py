@@ -27,9 +27,9 @@ from cortex import telemetry
 from cortex.cli.deploy_project import StartDeployment
 from cortex.cli.log_output import LogOutput
 from cortex.client.cleanup import stop_all
-from cortex.client.environments import last_operator
 from cortex.client.local_operator import ListenOptions, foreground_command, spawn
 from cortex.home import Home
+from cortex.installation import last_operator
 from cortex.processes.backoff import Backoff
 
 #: Time for requests in progress. Everything then ends within the 30 seconds that Kubernetes waits by default.

@@ -14,13 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cortex.client.environments import OperatorIdentity, connect_local, last_operator, operator_file, read_operator
+from cortex.client.environments import connect_local
 from cortex.engine.local import LocalEngine
 from cortex.engine.model_agent import ModelAgent, model_agent_file
 from cortex.errors import CortexError
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
+from cortex.installation import OperatorIdentity, last_operator, operator_file, read_operator
 from cortex.processes.identity import Identity
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from cortex.client.transport import SYSTEM_TRUST, Transport, Trust
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
-from cortex.processes.identity import Identity
+from cortex.installation import OperatorIdentity, read_operator
 
 LOCAL = "local"
 _FILE_NAME = "cli.json"
@@ -176,54 +176,6 @@ def connect_local(home: Home) -> Transport:
     except OSError as error:
         raise OperatorUnavailableError(f"{home.token_file}: the operator's token can't be read: {error}") from None
     return Transport(operator.url, token, trust=local_trust(home, operator))
-
-
-@dataclass(frozen=True)
-class OperatorIdentity:
-    """Process and addresses of a local operator, from `run/operator.json`."""
-
-    process: Identity
-    url: str
-    gateway_url: str
-    address: str = ""  #: of operator and gateway, as seen from this machine
-    tls_cert: str = ""  #: files of certificate and key; "" without TLS
-    tls_key: str = ""
-    host: str = ""  #: on which operator and gateway listen, as configured; "": unknown
-    version: str = ""  #: of cortex, as the operator was started
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    def is_running(self) -> bool:
-        """Return whether this process is alive; another process with the same id does not count."""
-        return self.process.is_alive()
-
-
-def operator_file(home: Home) -> Path:
-    """Return the file to which the operator writes its identity."""
-    return home.run_dir / "operator.json"
-
-
-def last_operator(home: Home) -> OperatorIdentity | None:
-    """Return the operator that ran last, alive or not; None if it was shut down cleanly or never existed."""
-    try:
-        data: dict[str, Any] = json.loads(operator_file(home).read_text())
-        return OperatorIdentity(
-            Identity.from_json(data),
-            str(data["url"]).rstrip("/"),
-            str(data["gateway_url"]),
-            *(str(data.get(name) or "") for name in ("address", "tls_cert", "tls_key", "host", "version")),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def read_operator(home: Home) -> OperatorIdentity | None:
-    """Return the operator if its process is alive; it may still be starting."""
-    operator = last_operator(home)
-    return operator if operator and operator.is_running() else None
 
 
 def local_trust(home: Home, operator: OperatorIdentity) -> Trust:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.environments import OperatorIdentity, last_operator, local_trust, read_operator
+from cortex.client.environments import local_trust
 from cortex.client.transport import send
 from cortex.errors import CertificateError, ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
-from cortex.installation import Installation
+from cortex.installation import Installation, OperatorIdentity, last_operator, read_operator
 from cortex.processes.daemon import start_detached
 from cortex.processes.filelock import hold_lock
 from cortex.tls import CertificateFiles

@@ -3,62 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from cortex import __version__
 from cortex.errors import ConflictError, InputError
 from cortex.home import Home, write_private
-from cortex.installation import Installation
+from cortex.installation import Installation, OperatorIdentity
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.filelock import LockHeldError, hold_lock
-from cortex.processes.identity import Identity as ProcessIdentity
+from cortex.processes.identity import Identity
 from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
 
-@dataclass(frozen=True)
-class OperatorInfo:
-    """Process, version and addresses of this operator: the content of `run/operator.json`."""
-
-    process: ProcessIdentity
-    url: str
-    gateway_url: str
-    version: str
-    started_at: datetime
-    address: str = ""  #: to connect to both from this machine
-    tls_cert: str = ""  #: files of certificate and key; "" without TLS
-    tls_key: str = ""
-    host: str = ""  #: listening address of both, as given
-
-    @classmethod
-    def of(cls, settings: OperatorSettings) -> OperatorInfo:
-        """Return the identity of this process."""
-        return cls(
-            process=ProcessIdentity.of(os.getpid()),
-            url=settings.url(settings.operator_port),
-            gateway_url=settings.url(settings.gateway_port),
-            version=__version__,
-            started_at=datetime.now(UTC),
-            address=settings.address,
-            host=settings.host,
-            tls_cert=str(settings.tls.certificate) if settings.tls else "",
-            tls_key=str(settings.tls.key) if settings.tls else "",
-        )
-
-    def write(self, home: Home) -> None:
-        """Write `run/operator.json`, by which commands find this operator."""
-        write_private(home.run_dir / "operator.json", json.dumps(self._to_json()))
-
-    def _to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        return {**data.pop("process"), **data, "started_at": self.started_at.isoformat()}
+def identify(settings: OperatorSettings) -> OperatorIdentity:
+    """Return the identity of an operator with these settings in this process."""
+    return OperatorIdentity(
+        process=Identity.of(os.getpid()),
+        url=settings.url(settings.operator_port),
+        gateway_url=settings.url(settings.gateway_port),
+        address=settings.address,
+        tls_cert=str(settings.tls.certificate) if settings.tls else "",
+        tls_key=str(settings.tls.key) if settings.tls else "",
+        host=settings.host,
+        version=__version__,
+        started_at=datetime.now(UTC).isoformat(),
+    )
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import cortex.operator.http.openapi_models  # noqa: F401 - before FastAPI is imp
 from cortex.errors import CortexError, DatabaseAddressError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
-from cortex.operator.bootstrap import OperatorInfo, ensure_token, listen, lock_home, save_settings
+from cortex.operator.bootstrap import ensure_token, identify, listen, lock_home, save_settings
 from cortex.operator.certificates import ServedCertificate
 from cortex.operator.infrastructure import own_address
 from cortex.operator.leader_election import Leadership, consume_restart_mark, restart_process, stand_by
@@ -64,7 +64,7 @@ async def _run_elected(
 ) -> None:
     """Stand by until this operator is elected, then run it while it leads."""
     certificate = ServedCertificate(settings.tls, home.fingerprints_file, _logger)
-    identity = OperatorInfo.of(certificate.apply_name(settings))
+    identity = identify(certificate.apply_name(settings))
     ensure_token(home)  # commands need one while this operator stands by, too
     identity.write(home)
     me = LeaderRecord(socket.gethostname(), os.getpid(), identity.url, identity.gateway_url, time.time())

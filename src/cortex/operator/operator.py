@@ -17,7 +17,7 @@ from cortex.engine.usage import CpuMeter, resource_usage
 from cortex.errors import GatewayError
 from cortex.gateway.config import GatewaySettings
 from cortex.home import Home
-from cortex.installation import Installation
+from cortex.installation import Installation, OperatorIdentity, operator_file
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
 from cortex.models.source import loads_models
@@ -25,7 +25,7 @@ from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.autoscaler import Autoscaler, LoadSources, requests_of
-from cortex.operator.bootstrap import OperatorInfo, ensure_shared_token, ensure_token, save_settings
+from cortex.operator.bootstrap import ensure_shared_token, ensure_token, identify, save_settings
 from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.model_versions import ModelVersions
 from cortex.operator.canary.trials import Trials
@@ -212,11 +212,11 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._shut_down, self._settings.stop_all)
         await self._start()
-        identity = OperatorInfo.of(self._settings)
+        identity = identify(self._settings)
         clients, workers = self._server(identity), self._jobs_server()
         identity.write(self._home)
         save_settings(self._home, self._settings, _logger)
-        _logger.info("operator started", pid=identity.process.pid, url=identity.url, gateway=identity.gateway_url)
+        _logger.info("operator started", pid=identity.pid, url=identity.url, gateway=identity.gateway_url)
         tasks = [
             asyncio.create_task(self._reconciler.run(), name="reconcile"),
             asyncio.create_task(self._job_reconciler.run(), name="reconcile jobs"),
@@ -275,7 +275,7 @@ class Operator:
             if self._cluster is not None:
                 await self._cluster.engine.end_nodes()
             await self._model_agent.stop()
-            (self._home.run_dir / "operator.json").unlink(missing_ok=True)
+            operator_file(self._home).unlink(missing_ok=True)
             for folder in (self._home.metrics_dir, self._home.sockets_dir):  # may be outside of the home
                 shutil.rmtree(folder, ignore_errors=True)
         else:
@@ -286,7 +286,7 @@ class Operator:
         _logger.info("operator stopped", stopped_all=self._stops_all)
         await self._job_store.shutdown()
 
-    def _server(self, identity: OperatorInfo) -> uvicorn.Server:
+    def _server(self, identity: OperatorIdentity) -> uvicorn.Server:
         """Return the server of the operator's HTTP API."""
         services = Services(
             home=self._home,

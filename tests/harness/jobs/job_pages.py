@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote, urlencode
@@ -18,10 +17,10 @@ from starlette.types import ASGIApp, Message
 
 from cortex.config.schema import Api
 from cortex.home import Home
+from cortex.installation import OperatorIdentity
 from cortex.jobs.spec import BatchFailure, JobOrigin, JobRecord, NewBatch, Report, Workload
 from cortex.lifecycle import ApiKind, JobStatus, TokenScope
 from cortex.operator.access.tokens import Principal, Tokens
-from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.dashboard.app import create_dashboard
 from cortex.operator.dashboard.sessions import Sessions
 from cortex.operator.http.services import Services
@@ -58,9 +57,7 @@ class JobPages:
         self.harness = made
         self._tokens = Tokens(TokenStore(made.databases[0]), "secret")
         self._sessions = Sessions(self._tokens)
-        identity = OperatorInfo(
-            Identity.of(1), "http://127.0.0.1:8889", "http://127.0.0.1:8888", "1", datetime.now(UTC)
-        )
+        identity = OperatorIdentity(Identity.of(1), "http://127.0.0.1:8889", "http://127.0.0.1:8888")
         given = {name: getattr(self, name) for name in ("home", "apis", "jobs", "schedules", "async_apis")} | {
             "identity": identity
         }

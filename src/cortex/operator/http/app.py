@@ -189,10 +189,10 @@ def _status(services: Services) -> Json:
     replicas = sorted((status for _, status in services.engine.replicas().values()), key=lambda status: status.id)
     return {
         "operator": {
-            "pid": identity.process.pid,
+            "pid": identity.pid,
             "url": identity.url,
             "version": identity.version,
-            "started_at": identity.started_at.isoformat(),
+            "started_at": identity.started_at,
         },
         "gateway": {"pid": services.gateway.pid, "url": identity.gateway_url},
         "gateways": cluster.fleet.describe() if cluster else [],

@@ -12,11 +12,11 @@ from cortex.errors import NotFoundError
 from cortex.gateway.access_log import AccessSource, LocalAccess
 from cortex.gateway.base import Gateway
 from cortex.home import Home
+from cortex.installation import OperatorIdentity
 from cortex.operator.access.audit import AuditLog
 from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
 from cortex.operator.autoscaling.autoscaler import Autoscaler
-from cortex.operator.bootstrap import OperatorInfo
 from cortex.operator.canary.trials import Trials
 from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.deploy.deployer import Deployer
@@ -36,7 +36,7 @@ class Services:
     """One instance per operator; every group of routes takes what it needs from it."""
 
     home: Home
-    identity: OperatorInfo
+    identity: OperatorIdentity
     apis: ApiStore
     engine: Engine
     gateway: Gateway

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from cortex import __version__
 from cortex.cli.session import Session
-from cortex.client.environments import LOCAL, read_operator
+from cortex.client.environments import LOCAL
 from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
 from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
-from cortex.installation import Installation
+from cortex.installation import Installation, read_operator
 from cortex.replica.monitoring.trace_export import find_problem
 from cortex.tls import CertificateFiles
 

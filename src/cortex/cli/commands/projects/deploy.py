@@ -17,9 +17,10 @@ from cortex.cli.session import Session
 from cortex.cli.tables.canary import canary_notes
 from cortex.cli.tables.scaling import room_note, shortage_note
 from cortex.client.client import Client
-from cortex.client.environments import LOCAL, read_operator
+from cortex.client.environments import LOCAL
 from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
+from cortex.installation import read_operator
 from cortex.lifecycle import ApiKind
 
 #: File with a submission, as `cortex init` writes it.
