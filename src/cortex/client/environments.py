@@ -226,20 +226,3 @@ def _checked_endpoint(endpoint: str) -> str:
     if not valid or parts.query or parts.fragment or parts.username:
         raise InputError(f"{endpoint!r} is not a valid operator address; an example is https://cortex.example.com:8889")
     return endpoint.rstrip("/")
-
-
-class OperatorClient:
-    """Base class of the parts of `Client`: calls of the operator's routes."""
-
-    environment: Environment
-
-    def _call(self, method: str, path: str, **options: Any) -> Any:
-        return self.environment.connect().call(method, path, **options)
-
-    def _object(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._call(method, path, **options)
-        return found
-
-    def _objects(self, method: str, path: str, **options: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call(method, path, **options)
-        return found

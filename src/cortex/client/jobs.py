@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 from urllib.parse import quote
 
-from cortex.client.environments import OperatorClient
-from cortex.client.transport import Answer, api_path
+from cortex.client.transport import Answer, OperatorClient, api_path
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.lifecycle import JobStatus
 

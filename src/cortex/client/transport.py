@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from cortex.errors import (
@@ -28,6 +28,9 @@ from cortex.errors import (
     UserError,
 )
 from cortex.tls import fingerprint_of
+
+if TYPE_CHECKING:
+    from cortex.client.environments import Environment
 
 REQUEST_TIMEOUT_S = 60.0
 #: Applies to hosts that drop packets.
@@ -216,6 +219,23 @@ class Transport:
         if self.url.startswith("http://") and isinstance(error, ConnectionResetError):
             hint += "; if it uses TLS, its address begins with https://"
         return OperatorUnavailableError(f"the operator at {self.url} does not answer ({describe_error(error)}); {hint}")
+
+
+class OperatorClient:
+    """Base class of the parts of `Client`: calls of the operator's routes."""
+
+    environment: Environment
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        return self.environment.connect().call(method, path, **options)
+
+    def _object(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._call(method, path, **options)
+        return found
+
+    def _objects(self, method: str, path: str, **options: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call(method, path, **options)
+        return found
 
 
 def send(
