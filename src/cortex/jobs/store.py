@@ -1,6 +1,6 @@
 """Store of jobs: submission, life and delivery, on top of one writing and one reading thread.
 
-All rows of a job is read and changed by functions that take a connection: `records` (rows of jobs),
+All rows of a job are read and changed by functions that take a connection: `records` (rows of jobs),
 `queries` (results, dead letters), `batch_queue` and `lease_expiry` (delivery of batches) and `schedule_state`. Callers
 run a single one of them with `JobStore.read` and `JobStore.write`. The methods below are the operations that take more
 than one transaction, the clock, or the queues of AsyncAPIs. A change is on the disk once it was awaited.

@@ -83,13 +83,13 @@ async def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_ti
     async with open_desk() as desk:
         delays = []
         for _ in range(9):
-            desk.preparations.lost(KEY, was_ready=True)
+            desk.preparations.lost(KEY, is_blameless=True)
             delays.append(desk.state.hold_until - desk.now)
             desk.now += delays[-1]
             desk.now += 1
         assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
         desk.now += 1000
-        desk.preparations.lost(KEY, was_ready=True)
+        desk.preparations.lost(KEY, is_blameless=True)
         assert desk.state.hold_until == desk.now
         assert desk.state.failure is None
 
@@ -97,14 +97,14 @@ async def test_replacement_delays_grow_with_each_loss_and_reset_after_a_quiet_ti
 async def test_replicas_lost_at_the_same_time_count_as_one_loss() -> None:
     async with open_desk() as desk:
         for _ in range(20):
-            desk.preparations.lost(KEY, was_ready=True)
+            desk.preparations.lost(KEY, is_blameless=True)
             desk.now += 0.01
         assert desk.state.hold_until <= desk.now
 
 
 async def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_ready() -> None:
     async with open_desk() as desk:
-        desk.preparations.lost(KEY, was_ready=False)
+        desk.preparations.lost(KEY, is_blameless=False)
         assert desk.state.failure is not None
         desk.preparations.became_ready(KEY)
         assert desk.state.failure is None

@@ -32,8 +32,8 @@ def worker_token(operator_token: str, worker: str) -> str:
 class WorkerRoutes:
     """ASGI application for job workers. `token` returns the token of a worker."""
 
-    def __init__(self, workers: Dispatcher, token: Callable[[str], str], logger: Logger) -> None:
-        self._workers = workers
+    def __init__(self, dispatcher: Dispatcher, token: Callable[[str], str], logger: Logger) -> None:
+        self._dispatcher = dispatcher
         self._token = token
         self._logger = logger
         self._actions: dict[str, Callable[[str, bytes], Coroutine[Any, Any, bytes]]] = {
@@ -71,24 +71,24 @@ class WorkerRoutes:
         return None if body is None else await _unless_gone(receive, action(worker, body))
 
     async def _join(self, worker: str, body: bytes) -> bytes:
-        return wire.write_joined(await self._workers.join(worker, wire.parse_join(body), MAX_WAIT_S))
+        return wire.write_joined(await self._dispatcher.join(worker, wire.parse_join(body), MAX_WAIT_S))
 
     async def _exchange(self, worker: str, body: bytes) -> bytes:
         asked = wire.parse_exchange(body)
         wait_s = min(asked.wait_s, MAX_WAIT_S)
         return wire.write_exchanged(
-            await self._workers.exchange(
+            await self._dispatcher.exchange(
                 worker, asked.pid, asked.job_id, asked.reports, asked.max_batches, asked.max_bytes, wait_s
             )
         )
 
     async def _renew(self, worker: str, body: bytes) -> bytes:
         asked = wire.parse_renew(body)
-        return wire.write_renewed(await self._workers.renew(worker, asked.pid, asked.tokens, asked.is_all))
+        return wire.write_renewed(await self._dispatcher.renew(worker, asked.pid, asked.tokens, asked.is_all))
 
     async def _hook(self, worker: str, body: bytes) -> bytes:
         done = wire.parse_hook(body)
-        await self._workers.hook_done(worker, done.pid, done.job_id, done.token, done.error, done.traceback)
+        await self._dispatcher.hook_done(worker, done.pid, done.job_id, done.token, done.error, done.traceback)
         return b"{}"
 
 

@@ -78,17 +78,20 @@ class Preparations:
             Stage.NEEDED, StartFailure(str(error)), self._clock() + _BACKOFF.delay_s(revision.attempts)
         )
 
-    def lost(self, key: RevisionKey, was_ready: bool) -> None:
-        """Record that a replica vanished. The first one is replaced at once, later ones after a growing delay."""
+    def lost(self, key: RevisionKey, is_blameless: bool) -> None:
+        """Record that a replica vanished. The first one is replaced at once, later ones after a growing delay.
+
+        `is_blameless`: the revision is not the cause, because the replica was ready, or was lost with its node.
+        """
         revision, now = self._revision(key), self._clock()
         elapsed = now - revision.lost_at
         # Several ready replicas that end together, for example because memory ran out, are one loss.
-        if not was_ready or not revision.losses or elapsed > _SAME_CAUSE_S:
+        if not is_blameless or not revision.losses or elapsed > _SAME_CAUSE_S:
             revision.losses = revision.losses + 1 if elapsed < _LOSSES_FORGOTTEN_AFTER_S else 1
             revision.lost_at = now
         delay = _LOSS_BACKOFF.delay_s(revision.losses - 1) if revision.losses > 1 else 0.0
         failure = revision.state.failure
-        if not was_ready:
+        if not is_blameless:
             failure = StartFailure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
         revision.state = replace(revision.state, failure=failure, hold_until=now + delay)
 

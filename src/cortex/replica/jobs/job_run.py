@@ -64,13 +64,13 @@ class JobRun:
         job: Assignment,
         bound: BoundBatch,
         shared_state: SharedJobState,
-        lease_client: LeaseSource,
+        leases: LeaseSource,
         tracing: Tracing | None = None,
     ) -> None:
         self._job = job
         self._bound = bound
         self._shared_state = shared_state
-        self._lease_client = lease_client
+        self._leases = leases
         self._tracing = tracing
         self._span: BatchSpan | None = None  #: of the current batch
         self._traceparent = job.traceparent  #: of what submitted the current batch
@@ -80,7 +80,7 @@ class JobRun:
 
     def run(self) -> None:
         """Run leases until the job has no more batches."""
-        while (task := self._lease_client.next_task()) is not None:
+        while (task := self._leases.next_task()) is not None:
             if isinstance(task, CompletionHook):
                 self._complete(task)
             else:
@@ -90,11 +90,11 @@ class JobRun:
         started = time.perf_counter()
         count = 0
         for batch in work.lease.batches:
-            if work.is_lost or self._lease_client.is_ending:
+            if work.is_lost or self._leases.is_ending:
                 break
-            self._lease_client.done(self._run_batch(work, batch.seq, batch.payload))
+            self._leases.done(self._run_batch(work, batch.seq, batch.payload))
             count += 1
-        self._lease_client.work_done(count, time.perf_counter() - started)
+        self._leases.work_done(count, time.perf_counter() - started)
 
     def _run_batch(self, work: ActiveLease, seq: int, payload: bytes) -> BatchOutcome:
         timeout_ns = self._timeout_ns
@@ -127,7 +127,7 @@ class JobRun:
                 failure = self._failure(HOOK, "on_job_complete", error)
             finally:
                 self._end_batch()
-        self._lease_client.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
+        self._leases.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
 
     def _end_batch(self) -> None:
         """Mark the batch as finished; exit if this is a process that user code forked."""
