@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cortex.errors import InputError
+from cortex.errors import InputError, OperatorUnavailableError
 from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 
@@ -138,6 +138,17 @@ class OperatorIdentity:
     def is_running(self) -> bool:
         """Return whether this process is alive; another process with the same id does not count."""
         return self.process.is_alive()
+
+    def check_not_stopped(self) -> None:
+        """Check that no signal has suspended the process, which then accepts connections but never answers.
+
+        Raises: OperatorUnavailableError.
+        """
+        if self.process.is_stopped():
+            raise OperatorUnavailableError(
+                f"the operator (pid {self.pid}) is stopped by a signal, such as SIGSTOP or Ctrl-Z; continue it with "
+                f"`kill -CONT {self.pid}`"
+            )
 
     def write(self, home: Home) -> None:
         """Write the file by which commands find this operator."""

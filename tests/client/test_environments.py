@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.client.environments import LOCAL, Environments
+from cortex.client.local_operator import ListenOptions, start
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
+from cortex.processes.identity import Identity
+from harness.wait import wait_until
 
 URL = "https://cortex.example.com:8889"
 
@@ -40,6 +45,24 @@ def test_local_of_a_dead_operator_is_unavailable(environments: Environments, hom
 
     with pytest.raises(OperatorUnavailableError, match="no operator runs"):
         environments.get(LOCAL).connect()
+
+
+def test_local_of_a_stopped_operator_says_how_to_continue_it(environments: Environments, home: Home) -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    identity = Identity.of(child.pid)
+    try:
+        data = identity.as_json() | {"url": "http://127.0.0.1:1", "gateway_url": "http://127.0.0.1:2"}
+        (home.run_dir / "operator.json").write_text(json.dumps(data))
+        child.send_signal(signal.SIGSTOP)
+        wait_until(identity.is_stopped)
+
+        with pytest.raises(OperatorUnavailableError, match=rf"is stopped by a signal.*`kill -CONT {child.pid}`"):
+            environments.get(LOCAL).connect()
+        with pytest.raises(OperatorUnavailableError, match="is stopped by a signal"):
+            start(home, ListenOptions())  # which would wait a minute for its answer
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_configured_environment_is_stored_privately(environments: Environments) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -84,6 +85,22 @@ def test_a_process_that_ended_is_not_alive_even_before_it_is_reaped() -> None:
     assert not identity.is_alive()
     with pytest.raises(ProcessLookupError):
         Identity.of(2**22 + 1)
+
+
+def test_a_process_that_a_signal_has_stopped_is_alive_and_stopped() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    identity = Identity.of(child.pid)
+    try:
+        assert not identity.is_stopped()
+        child.send_signal(signal.SIGSTOP)
+        wait_until(identity.is_stopped)
+
+        assert identity.is_alive()
+        assert not replace(identity, start_ticks=1).is_stopped()  # a later process with the same id
+    finally:
+        child.kill()
+        child.wait()
+    assert not identity.is_stopped()
 
 
 def test_a_process_is_alive_though_no_descriptor_is_free_to_inspect_it() -> None:

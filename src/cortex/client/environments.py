@@ -171,6 +171,7 @@ def connect_local(home: Home) -> Transport:
     operator = read_operator(home)
     if operator is None:
         raise OperatorUnavailableError("no operator runs on this machine; start it with `cortex up`")
+    operator.check_not_stopped()
     try:
         token = home.token_file.read_text().strip()
     except OSError as error:

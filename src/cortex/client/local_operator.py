@@ -174,6 +174,7 @@ def _wait_until_answering(home: Home, operator: OperatorIdentity) -> bool:
     """Wait until an operator that another process started answers. Return False if its process ends."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while operator.is_running():
+        operator.check_not_stopped()
         if _answers(home, operator):
             return True
         if time.monotonic() > deadline:

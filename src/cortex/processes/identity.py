@@ -22,6 +22,8 @@ _HAS_PROC = (_PROC / "self" / "stat").exists()
 #: Tolerance between two readings of one start time: the clock may be adjusted between them.
 _SAME_TIME_S = 5.0
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+#: States in proc_pid_stat(5).
+_ENDED, _STOPPED, _RUNNING = ("Z", "X"), "T", "R"
 
 if not _HAS_PROC:
     import psutil
@@ -93,10 +95,18 @@ class Identity:
         dead, and replaced, because the operator has too many connections.
         """
         try:
-            current, runs = _inspect(self.pid)
+            current, state = _inspect(self.pid)
         except ProcessLookupError as error:
             return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_DESCRIPTOR and self._exists()
-        return runs and self.is_same(current)
+        return state not in _ENDED and self.is_same(current)
+
+    def is_stopped(self) -> bool:
+        """Return whether this very process is suspended by a signal; stops by a debugger or profiler do not count."""
+        try:
+            current, state = _inspect(self.pid)
+        except ProcessLookupError:
+            return False
+        return state == _STOPPED and self.is_same(current)
 
     def _exists(self) -> bool:
         try:
@@ -116,25 +126,26 @@ class Identity:
         return current if self.is_same(current) else self
 
 
-def _inspect(pid: int) -> tuple[Identity, bool]:
-    """Return the identity of a process and whether it runs. Raises: ProcessLookupError."""
+def _inspect(pid: int) -> tuple[Identity, str]:
+    """Return the identity of a process and its state. Raises: ProcessLookupError."""
     if not _HAS_PROC:
         return _inspect_without_proc(pid)
     try:
         # The command's name is in parentheses and may contain any character; the state follows it.
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
-        state, ticks = fields[0], int(fields[19])
+        state, ticks = fields[0].decode(), int(fields[19])
         booted_at = int((_PROC / "stat").read_bytes().partition(b"\nbtime ")[2].split(maxsplit=1)[0])
     except (OSError, IndexError, ValueError) as error:
         raise ProcessLookupError(f"process {pid} does not run") from error
     created_at = booted_at + ticks / os.sysconf("SC_CLK_TCK")
-    return Identity(pid, created_at, _boot_id(), ticks), state not in (b"Z", b"X")
+    return Identity(pid, created_at, _boot_id(), ticks), state
 
 
-def _inspect_without_proc(pid: int) -> tuple[Identity, bool]:
+def _inspect_without_proc(pid: int) -> tuple[Identity, str]:
+    states = {psutil.STATUS_ZOMBIE: _ENDED[0], psutil.STATUS_STOPPED: _STOPPED}
     try:
         process = psutil.Process(pid)
-        return Identity(pid, process.create_time()), process.status() != psutil.STATUS_ZOMBIE
+        return Identity(pid, process.create_time()), states.get(process.status(), _RUNNING)
     except psutil.Error as error:
         raise ProcessLookupError(f"process {pid} does not run") from error
 
