@@ -206,6 +206,35 @@ async def test_a_full_disk_prevents_reloads_but_not_changes_of_servers(home: Hom
         assert (await ask(w.port, "/rose")).status == 200
 
 
+async def test_a_gateway_that_died_is_restarted_on_a_full_disk(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        folder = home.run_dir / "gateway"
+        for name in ("identity.json", CONFIG_FILE, ROUTES_MAP):
+            (folder / f"{name}.new").mkdir()
+        await w.gateway.apply(table(backend("iris", await w.server("b"))))  # by commands
+        await w.upstreams["a"].stop()
+        assert w.gateway.pid is not None
+        for process in [*psutil.Process(w.gateway.pid).children(), psutil.Process(w.gateway.pid)]:
+            process.kill()
+
+        await eventually(lambda: answers(w.port, "/iris"))
+
+        await w.gateway.shutdown()
+        second = w.another_gateway()
+        await second.startup(table(backend("iris", await w.server("b"))))
+        assert second.pid == w.gateway.pid
+        with pytest.raises(GatewayError, match="files can't be written"):
+            await second.apply(table(backend("iris", await w.server("b")), backend("rose", await w.server("c"))))
+
+
+async def answers(port: int, path: str) -> bool:
+    try:
+        return (await ask(port, path)).status == 200
+    except OSError:
+        return False
+
+
 async def test_the_error_for_a_port_in_use_names_the_owner_and_the_flag(home: Home) -> None:
     with socket.socket() as owner:
         owner.bind(("127.0.0.1", 0))

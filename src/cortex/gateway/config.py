@@ -184,10 +184,10 @@ class RenderedConfig:
 
     @property
     def files(self) -> dict[str, str]:
-        """The contents of all files by name."""
+        """The contents of all files by name; the last one names the structure of all."""
         maps = {name: map_text(entries) for name, entries in self.maps.items()}
         certificate = {CERTIFICATE_FILE: self.certificate} if self.certificate else {}
-        return {CONFIG_FILE: self.config, LUA_FILE: self.script, **certificate, **maps}
+        return {LUA_FILE: self.script, **certificate, **maps, CONFIG_FILE: self.config}
 
 
 _TO_SUCCESSOR = """\
@@ -223,10 +223,15 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
     fixed = fixed_maps(table)
     parts = [process, *frame, *sections, _SCRIPT, settings.certificate, *map(map_text, fixed.values())]
     structure = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    described = f"{process}  description {structure}\n"
+    described = process + description(structure)
     with_servers = [text + servers(backend) for text, backend in zip(sections, backends, strict=True)]
     maps = {**fixed, **live_maps(table), KEYS_MAP: keys_map(table)}
     return RenderedConfig("\n".join([described, *frame, *with_servers]), maps, _SCRIPT, structure, settings.certificate)
+
+
+def description(structure: str) -> str:
+    """Return the line of the configuration that names the structure."""
+    return f"  description {structure}\n"
 
 
 def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> None:

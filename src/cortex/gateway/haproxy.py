@@ -19,7 +19,7 @@ import psutil
 from cortex.errors import GatewayError
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
-from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, render
+from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, description, render
 from cortex.gateway.maps import BACKEND_PREFIX, CANARY_SUFFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
@@ -307,16 +307,20 @@ class HaproxyGateway:
             self._unwritten = error
         return rendered
 
-    def _require_files(self) -> None:
-        """Raise a GatewayError if the newest files are not on disk."""
-        if self._unwritten is not None:
-            raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
+    def _require_files(self, structure: str) -> None:
+        """Raise a GatewayError if the files on disk need more than commands to become the newest ones."""
+        if self._unwritten is None:
+            return
+        with contextlib.suppress(OSError):
+            if description(structure) in (self._folder / CONFIG_FILE).read_text():
+                return
+        raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
 
     async def _follow(self, rendered: RenderedConfig) -> None:
         """Apply the table to the running HAProxy: by commands if possible, else by a reload."""
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
-            self._require_files()
+            self._require_files(rendered.structure)
             log_start = self._process.log_size()
             if workers.current is not None:
                 await self._totals.hold(workers.current)
@@ -372,7 +376,7 @@ class HaproxyGateway:
             self._home.create()
             self._folder.mkdir(mode=0o700, exist_ok=True)
         rendered = self._write(self._table)
-        self._require_files()
+        self._require_files(rendered.structure)
         log_start = self._process.log_size()
         try:
             self._process.start()
@@ -385,10 +389,9 @@ class HaproxyGateway:
             await self._process.stop()
             raise
         self._failed_probes = 0
-        self._leaving = False
-        self._synced = (self._table, (await self._runtime.workers()).current)
-        await self._totals.forget(self._apis())
         self._watch_process()
+        await self._sync(await self._runtime.workers())  # the files may be older, if the disk is full
+        await self._totals.forget(self._apis())
         self._logger.info("gateway started", pid=self._process.pid, port=self._settings.port)
 
     async def _wait_until_serving(self, rendered: RenderedConfig, log_start: int) -> None:
@@ -497,8 +500,9 @@ class HaproxyProcess:
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) == process.pid and self._is_ours(process):
-                    self._master.record(Identity.of(process.pid))
-                    return True
+                    with contextlib.suppress(OSError):  # as in `start`
+                        self._master.record(Identity.of(process.pid))
+                    return self.is_alive()
         return False
 
     def is_alive(self) -> bool:
@@ -510,7 +514,12 @@ class HaproxyProcess:
         command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
         # Don't pass our environment, which may contain secrets; HAProxy doesn't need it.
         with self._log.open("ab") as log, self._access_log.open("ab") as access_log:
-            self._master.start(command, output=access_log, errors=log, cwd=self._folder, env={"PATH": os.defpath})
+            try:
+                self._master.start(command, output=access_log, errors=log, cwd=self._folder, env={"PATH": os.defpath})
+            except OSError:
+                if self._master.identity is None:
+                    raise
+                # It runs, but a full disk prevents the identity file; `_find` adopts it without.
 
     async def stop(self) -> None:
         """End the master and all workers, including those whose master died: by SIGTERM, then by SIGKILL."""
