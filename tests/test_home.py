@@ -64,7 +64,7 @@ def test_rejects_a_home_that_cannot_be_created() -> None:
 
 
 def test_rejects_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortex.home._SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("cortex.home.SHARED_MEMORY", tmp_path)
     home = Home(tmp_path / "home")
     home.prepare()
     monkeypatch.setattr("os.access", lambda path, mode: path != home.path)

@@ -18,7 +18,7 @@ SOCKET_DIR_MAX_LENGTH = 70
 #: Class of a regular expression: characters that have a meaning in HAProxy's configuration, on its command line or in
 #: its runtime commands, and those that are not UTF-8.
 SPECIAL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff'\"\\$#,;"
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Home:
     @property
     def metrics_dir(self) -> Path:
         """Metrics of running processes, in shared memory if possible, so that writes never wait for a disk."""
-        if not os.access(_SHARED_MEMORY, os.W_OK):
+        if not os.access(SHARED_MEMORY, os.W_OK):
             return self.run_dir / "metrics"
-        return _SHARED_MEMORY / self._unique_name
+        return SHARED_MEMORY / self._unique_name
 
     @property
     def _unique_name(self) -> str:

@@ -228,6 +228,30 @@ async def test_a_gateway_that_died_is_restarted_on_a_full_disk(home: Home) -> No
             await second.apply(table(backend("iris", await w.server("b")), backend("rose", await w.server("c"))))
 
 
+async def test_full_shared_memory_prevents_reloads_but_ends_no_gateway(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(home) as w:
+        iris, rose = backend("iris", await w.server("a")), backend("rose", await w.server("b"))
+        await w.gateway.startup(table(iris))
+        pid, full = w.gateway.pid, os.statvfs_result((4096, 4096, 16, 0, 0, 0, 0, 0, 0, 255))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda _: full)
+            with pytest.raises(GatewayError, match="/dev/shm is full.*--shm-size"):
+                await w.gateway.apply(table(iris, rose))
+            assert (await ask(w.port, "/iris")).status == 200
+        await w.gateway.ensure_running()
+        assert (await ask(w.port, "/rose")).status == 200
+        assert w.gateway.pid == pid
+
+
+async def test_too_low_a_limit_on_open_files_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(home) as w:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+        with pytest.raises(GatewayError, match="open files, 256, is too low.*at least 320.*ulimit -n"):
+            await w.gateway.startup(table())
+
+
 async def answers(port: int, path: str) -> bool:
     try:
         return (await ask(port, path)).status == 200

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from cortex.errors import GatewayError
+from cortex.errors import GatewayError, format_size
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
 from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, description, render
@@ -36,7 +36,7 @@ from cortex.gateway.runtime_api import (
     server_commands,
 )
 from cortex.gateway.statistics import BackendStats, ResponseTotals, backend_stats, in_flight_by_server
-from cortex.home import Home, write_private
+from cortex.home import SHARED_MEMORY, Home, write_private
 from cortex.processes.daemon import Daemon
 from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
@@ -66,6 +66,10 @@ OLD_WORKERS_MAX = 32
 OLD_WORKERS_MAX_BYTES = 1024 * 1024 * 1024
 #: Descriptors that a worker needs besides two per connection: sockets, epoll, logs, those handed over in a reload.
 _SPARE_FILES = 256
+#: A gateway with fewer connections makes clients wait for each other.
+_MIN_CONNECTIONS = 32
+#: HAProxy stores the messages of a start or a reload in shared memory. Without room for them, SIGBUS ends all of it.
+_STARTUP_LOG_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -321,6 +325,7 @@ class HaproxyGateway:
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
             self._require_files(rendered.structure)
+            require_shared_memory()
             log_start = self._process.log_size()
             if workers.current is not None:
                 await self._totals.hold(workers.current)
@@ -377,6 +382,8 @@ class HaproxyGateway:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         rendered = self._write(self._table)
         self._require_files(rendered.structure)
+        require_shared_memory()
+        require_open_files()
         log_start = self._process.log_size()
         try:
             self._process.start()
@@ -614,6 +621,30 @@ def connection_limit(wanted: int) -> int:
     """Return the number of connections that the limit on open files allows, at most `wanted`."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return wanted if hard == resource.RLIM_INFINITY else max(1, min(wanted, (hard - _SPARE_FILES) // 2))
+
+
+def require_open_files() -> None:
+    """Check that the limit on open files allows enough connections. Raises: GatewayError."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    least = _SPARE_FILES + 2 * _MIN_CONNECTIONS
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise GatewayError(
+            f"the limit on open files, {hard}, is too low: the gateway needs at least {least}, and two for each "
+            "connection; raise it, for example with `ulimit -n 4096`"
+        )
+
+
+def require_shared_memory() -> None:
+    """Check that HAProxy finds room in shared memory, if it has access to it. Raises: GatewayError."""
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return  # HAProxy does without it
+    with contextlib.suppress(OSError):
+        status = os.statvfs(SHARED_MEMORY)
+        if status.f_blocks and status.f_bavail * status.f_frsize < _STARTUP_LOG_BYTES:  # no blocks: no limit
+            raise GatewayError(
+                f"{SHARED_MEMORY} is full, and the gateway needs {format_size(_STARTUP_LOG_BYTES)} of it to start or "
+                "to load routes; remove files from it or make it larger, for example with `docker run --shm-size`"
+            )
 
 
 def listen_error(host: str, port: int) -> str | None:
