@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
@@ -167,6 +170,16 @@ def test_a_patch_is_checked_like_a_deploy(desk: Desk) -> None:
         desk.patch(config("other"))
     with pytest.raises(ConfigError):
         desk.patch("not: [valid")
+
+
+def test_an_unchanged_project_is_up_to_date_after_an_upgrade_that_brings_new_keys(desk: Desk) -> None:
+    desk.deploy()
+    with closing(sqlite3.connect(desk.home.database_file)) as database, database:
+        (spec,) = database.execute("SELECT spec FROM apis").fetchone()
+        older = {key: value for key, value in json.loads(spec).items() if key != "readiness"}
+        assert older != json.loads(spec)
+        database.execute("UPDATE apis SET spec = ?, spec_id = 'of the older version'", [json.dumps(older)])
+    assert Desk(desk.home).deploy() == [DeployResult("iris", "iris (RealtimeAPI) is up to date")]
 
 
 def test_a_refresh_makes_a_new_revision_of_the_same_spec(desk: Desk) -> None:

@@ -294,7 +294,8 @@ class Deployer:
             return DeployResult(api.name, f"creating {label}"), _change(api, project_hash, secrets.token_hex(8))
         change = _change(api, project_hash, record.nonce)
         is_updating = self._is_updating(record)
-        if change.spec_id == record.spec_id:
+        # An older version stored the id of a spec without the keys that are new since.
+        if change.spec_id == _spec_id(record.target):
             if self._is_failing(record):  # the cause may be gone: retry now instead of after the backoff
                 retry = replace(_change(api, project_hash, secrets.token_hex(8)), is_restart=True)
                 return DeployResult(api.name, f"updating {label}"), retry
