@@ -363,6 +363,46 @@ def test_a_person_promotes_a_revision(world: World) -> None:
     assert (described["outcome"], described["reason"]) == ("promoted", "promoted by ana")
 
 
+def test_a_promotion_while_the_operator_finds_the_revision_worse_holds(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    numbers = count(0, 30)
+
+    def clock() -> float:  # read between the numbers and the verdict
+        now = next(numbers)
+        if now == 120:
+            world.trials.promote(world.record, "ana")
+        return float(now)
+
+    world.clock = clock
+
+    async def scenario() -> None:
+        controller = world.controller()
+        for _ in range(5):
+            await controller.judge(world.record)
+            world.respond(OLD, 90, 1)
+            world.respond(NEW, 6, 4)
+        await controller.judge(world.record)
+
+    asyncio.run(scenario())
+    assert world.returned == []
+    described = Trials(world.apis, world.values).describe(world.record)
+    assert described is not None and described["outcome"] == "promoted"
+
+
+def test_a_version_that_was_rolled_back_is_tried_anew_if_it_is_deployed_again(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, replace(known[0], outcome=TrialOutcome.ROLLED_BACK))
+    asyncio.run(world.controller().judge(world.record))
+    assert world.returned == [1]
+    for trials in (world.trials, Trials(world.apis, world.values)):
+        world.deploy(NEW, api(update_strategy=CANARY))
+        again = trials.of(world.record)
+        assert again is not None and again[0].is_open and again[0].number == world.record.number
+        world.deploy(OLD, api())
+
+
 def test_a_revision_whose_replica_ended_loses_a_window_and_no_more(world: World) -> None:
     world.deploy(NEW, api(update_strategy=CANARY))
 

@@ -11,7 +11,8 @@
 
 With `shadow`, a trial begins with copies of all requests, whose responses are discarded; its first step follows.
 A HELD trial keeps its share of the requests, and is still promoted or rolled back by the evidence or by a person. A
-revision that was live before is not tried again, so that a rollback takes effect at once.
+revision that was live before is not tried again, so that a rollback takes effect at once. One that was rolled back is
+tried anew if it is deployed again, because what it failed for may have been mended elsewhere.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Trials:
         if serving is None or serving.revision == record.revision:
             return None
         known = self._known.get(record.name)
-        if known is None or known[0].revision != record.revision:
+        if known is None or not _is_about(record, known[0].revision, known[0].outcome, known[0].number):
             known = self._known[record.name] = self._load(record) or self._begin(record)
         elif not known[1].judges_by(config):  # patched
             known = self._known[record.name] = known[0], Judge(record.spec)
@@ -186,7 +187,7 @@ class Trials:
 
     def _load(self, record: ApiRecord) -> tuple[Trial, Judge] | None:
         data = self._stored(record.name)
-        if data.get("revision") != record.revision:
+        if not _is_about(record, data.get("revision"), data.get("outcome"), data.get("number")):
             return None
         judge = Judge(record.spec)
         values = {each.name: data[each.name] for each in fields(Trial) if each.name in data}
@@ -212,6 +213,11 @@ class Trials:
         if is_restart or was_live:
             trial = replace(trial, outcome=TrialOutcome.PROMOTED, reason="it was live before")
         return trial, Judge(record.spec)
+
+
+def _is_about(record: ApiRecord, revision: str | None, outcome: str | None, number: int | None) -> bool:
+    """Return whether a trial is that of the newest deploy. A revision that was rolled back may be deployed again."""
+    return revision == record.revision and (outcome != TrialOutcome.ROLLED_BACK or number == record.number)
 
 
 def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:
