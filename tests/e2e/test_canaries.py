@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,30 @@ def test_a_slow_tail_a_rare_error_and_a_good_version_are_decided_rightly(cortex:
     for api, end in ENDS.items():
         kept = 2 if end == "promoted" else 1
         wait_until(lambda api=api, kept=kept: cortex.post(f"/{api}", {"number": 1}).json == kept, 60)
+
+
+@pytest.mark.long
+def test_deploys_and_a_rollback_at_once_during_a_trial_fail_no_request(cortex: Installation, folder: Path) -> None:
+    def project(version: int) -> Path:
+        config = CONFIG.format(config=json.dumps({"version": version}), steps="[20%, 50%]", confidence=0.99)
+        return write_project(folder.with_name(f"project-{version}"), HANDLER, config)
+
+    cortex.cortex("deploy", project(1))
+    cortex.cortex("deploy", project(2))
+    seen = sent_until(cortex, lambda: (canary_of(cortex) or {"step_requests": 0})["step_requests"] >= 20)
+    commands = [("deploy", project(3), "--force"), ("deploy", project(4), "--force"), ("rollback", "tried", "--force")]
+
+    def run_all() -> list[str]:
+        with ThreadPoolExecutor(len(commands)) as pool:
+            ends = pool.map(lambda command: cortex.cortex(*command, check=False), commands)
+            return [end.stderr for end in ends if end.returncode]
+
+    with ThreadPoolExecutor(1) as pool:
+        errors = pool.submit(run_all)
+        seen += sent_until(cortex, errors.done)
+    assert errors.result() == []
+    os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
+    cortex.up()
+    cortex.cortex("rollback", "tried", "1", "--force", check=False)
+    wait_until(lambda: sent_until(cortex, lambda: True).keys() == {"1"}, 60)
+    assert seen.keys() <= {"1", "2", "3", "4"} and outcome_of(cortex) != "trying"
