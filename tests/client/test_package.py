@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_a_folder_stands_for_its_cortex_yaml(tmp_path: Path) -> None:
 def test_a_missing_configuration_file_is_reported(tmp_path: Path, path: str) -> None:
     with pytest.raises(InputError, match="does not exist"):
         find_config(tmp_path / path)
+
+
+def test_a_pipe_and_a_broken_link_are_no_configuration_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cortex.yaml")
+    (tmp_path / "link.yaml").symlink_to("nowhere")
+
+    for path in (tmp_path, tmp_path / "link.yaml"):
+        with pytest.raises(InputError, match="yaml: is not a file"):
+            find_config(path)
 
 
 JSON = st.recursive(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ def find_config(path: Path) -> Path:
     file = path / DEFAULT_CONFIG if path.is_dir() else path
     fix = "give the path of a configuration file or of its folder"
     if not file.is_file():
+        if os.path.lexists(file):  # a pipe, a device, a broken link
+            raise InputError(f"{file}: is not a file; {fix}")
         raise InputError(f"{file}: does not exist; {_similar(file) or fix}")
     if file.suffix == ".py":  # a typical mistake, for which a YAML error would be misleading
         raise InputError(f"{file}: is a Python file, not a configuration file; {fix}")
