@@ -40,6 +40,7 @@ raises it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -325,3 +326,12 @@ def format_size(size_bytes: int) -> str:
     digits = 0 if size >= 100 else 1 if size >= 10 else 2
     number = f"{size:.{digits}f}"
     return f"{number.rstrip('0').rstrip('.') if digits else number} {_UNITS[unit - 1]}"
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return True if a full disk, or an exceeded quota, is among the causes of an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,12 +1,17 @@
-"""Identity of the local operator from its file."""
+"""The local operator: its identity from its file, and why it did not start."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import dataclass
 
 import psutil
+import pytest
 
+from cortex.client.local_operator import ListenOptions, start
+from cortex.errors import OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import last_operator, read_operator
 from cortex.processes.identity import Identity
@@ -53,3 +58,20 @@ def test_a_missing_or_truncated_file_means_no_operator(home: Home) -> None:
     for text in ("", "{", "[]", '{"pid": "x"}'):
         (home.run_dir / "operator.json").write_text(text)
         assert last_operator(home) is None
+
+
+@dataclass(frozen=True)
+class Failing(ListenOptions):
+    """An operator that ends at once, without a word in its log."""
+
+    def command(self, home: Home) -> list[str]:
+        return ["false"]
+
+
+def test_a_failed_start_names_the_log_or_a_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OperatorUnavailableError, match=r"exit code 1.*operator.log may contain the reason"):
+        start(home, Failing())
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    with pytest.raises(OperatorUnavailableError, match=rf"the disk of CORTEX_HOME={home.path} is full"):
+        start(home, Failing())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,8 @@ _ANSWER_TIMEOUT_S = 5.0
 _LEADER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
+#: An operator needs more free space to write its databases and its log.
+_MIN_FREE_BYTES = 1024 * 1024
 #: Prefix of the last line that an operator logs after an error of its user.
 _ERROR = "error: "
 
@@ -224,6 +227,8 @@ def _start_failure(home: Home, log_offset: int, code: int) -> str:
     *_, last = _last_lines(home, log_offset) or [""]
     if last.startswith(_ERROR):
         return f"the operator did not start: {last.removeprefix(_ERROR)}"
+    if shutil.disk_usage(home.path).free < _MIN_FREE_BYTES:  # its log has no reason then
+        return f"the operator did not start: the disk of CORTEX_HOME={home.path} is full; free some space on it"
     return f"the operator did not start (exit code {code}){_log_tail(home, log_offset)}"
 
 

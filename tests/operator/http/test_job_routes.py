@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -94,6 +95,11 @@ def operator(tmp_path: Path) -> Iterator[OperatorClient]:
     app = FastAPI()
     add_error_handlers(app, Logger("test"))
     app.include_router(job_routes(jobs, lambda: [LocalLogs(tmp_path)]))
+
+    @app.get("/v1/apis/full")
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with serve_app(app) as path:
         yield OperatorClient(path, jobs)
 
@@ -108,6 +114,12 @@ def test_a_job_is_submitted_listed_read_and_stopped(operator: OperatorClient) ->
     assert operator.call("GET", f"/sum/jobs/{first}") == (
         404, {"error": f"unable to find BatchAPI job {first} (sum api)", "code": "not_found"}
     )  # fmt: skip
+
+
+def test_a_full_disk_is_named_and_worth_another_try(operator: OperatorClient) -> None:
+    status, error = operator.call("GET", "/full")
+    assert (status, error["code"]) == (503, "database_unavailable")
+    assert "the disk of the operator is full; free some space" in error["error"]
 
 
 def test_json_lines_are_uploaded(operator: OperatorClient) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
 import shutil
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import orjson
 
-from cortex.errors import StorageError, format_size
+from cortex.errors import StorageError, format_size, is_disk_full
 from cortex.telemetry import Logger
 
 _PART = ".part-"
@@ -274,7 +273,7 @@ class ContentStore:
             part.rmdir()
             self._stored[request.digest] = stored
         except BaseException as error:
-            if _is_disk_full(error):
+            if is_disk_full(error):
                 raise StorageError(self._disk_full(request.size_bytes)) from error
             if isinstance(error, OSError):
                 raise StorageError(f"{part} can't be written: {error}") from error
@@ -352,12 +351,3 @@ class ContentStore:
 
 def _size_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    """Return True if a full disk, or an exceeded quota, is among the causes of an error."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

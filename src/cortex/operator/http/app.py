@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError
+from cortex.errors import ConfigError, CortexError, DatabaseUnavailableError, InputError, UserError, is_disk_full
 from cortex.operator.access.audit import AuditMiddleware
 from cortex.operator.access.auth import AuthMiddleware, HostCheck, caller_of
 from cortex.operator.access.routes import audit_routes, key_routes, token_routes
@@ -122,6 +122,9 @@ def add_error_handlers(app: FastAPI, logger: Logger) -> None:
 
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
+        if is_disk_full(error):
+            full = DatabaseUnavailableError("the disk of the operator is full; free some space on it, and try again")
+            return await on_cortex_error(request, full)
         return JSONResponse({"error": "internal error; the operator's log has the details", "code": "internal"}, 500)
 
     app.add_exception_handler(CortexError, on_cortex_error)
