@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,11 +25,25 @@ from harness.wait import has_ended
 pytestmark = pytest.mark.processes
 
 ZYGOTE = [sys.executable, "-P", "-m", "cortex.supervisor.zygote"]
+#: An engine that starts a zygote, prints its pid once it has imported its modules, and runs until it is killed.
+OPERATOR = """
+import asyncio, os, sys
+from cortex.engine.zygotes import Zygotes
+
+async def main():
+    zygotes = Zygotes(os.environ)
+    zygote = zygotes.start(sys.executable)
+    await zygote.has_imported.wait()
+    print(zygote.process.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
 
 
 @contextmanager
-def zygotes_of(environ: Mapping[str, str]) -> Iterator[Zygotes]:
-    zygotes = Zygotes(environ)
+def zygotes_of(environ: Mapping[str, str], **settings: float) -> Iterator[Zygotes]:
+    zygotes = Zygotes(environ, **settings)
     try:
         yield zygotes
     finally:
@@ -113,6 +129,61 @@ async def test_the_process_that_forks_ends_with_its_engine(home: Home, tmp_path:
     async with engine_of(home) as engine:
         assert is_ready(engine, spec)
         assert supervisor.is_running()
+
+
+async def test_a_start_does_not_wait_for_a_hung_zygote_and_the_next_one_has_another(home: Home, tmp_path: Path) -> None:
+    async with engine_of(home) as engine:
+        first = await supervisor_of(engine, spec_of(home, tmp_path, 1))
+        hung = parent_of(first)
+        hung.suspend()
+        began = time.monotonic()
+        second = await supervisor_of(engine, spec_of(home, tmp_path, 2))
+        assert time.monotonic() - began < 8  # a second, on an idle machine
+        assert parent_of(second).pid == os.getpid()
+        assert not hung.is_running()
+        third = await supervisor_of(engine, spec_of(home, tmp_path, 3))
+        assert parent_of(third).cmdline() == ZYGOTE
+        assert first.is_running()
+
+
+async def test_starts_that_meet_a_hung_zygote_together_leave_its_successor_alone(tmp_path: Path) -> None:
+    with zygotes_of(os.environ) as zygotes:
+        assert await fork(zygotes, tmp_path, lambda identity: None)
+        hung = zygotes.start(sys.executable).process
+        os.kill(hung.pid, signal.SIGSTOP)
+        forked = await asyncio.gather(*(fork(zygotes, tmp_path, lambda identity: None) for _ in range(3)))
+        assert forked == [False] * 3
+        successor = zygotes.start(sys.executable).process
+        assert successor.pid != hung.pid
+        assert await fork(zygotes, tmp_path, lambda identity: None)
+        assert zygotes.start(sys.executable).process is successor
+
+
+async def test_a_zygote_that_dies_while_it_imports_delays_no_start(tmp_path: Path) -> None:
+    with zygotes_of(os.environ) as zygotes:
+        forking = asyncio.create_task(fork(zygotes, tmp_path, lambda identity: None))
+        await asyncio.sleep(0)  # it has started the zygote
+        zygotes.start(sys.executable).process.kill()
+        assert not await forking
+
+
+async def test_a_zygote_ends_after_a_while_without_a_start(tmp_path: Path) -> None:
+    with zygotes_of(os.environ, idle_s=0.5) as zygotes:
+        process = zygotes.start(sys.executable).process
+        await until(lambda: process.returncode is not None)
+        assert zygotes.start(sys.executable).process.pid != process.pid
+
+
+async def test_a_zygote_ends_if_its_operator_is_killed(tmp_path: Path) -> None:
+    operator = subprocess.Popen([sys.executable, "-c", OPERATOR], stdout=subprocess.PIPE, text=True)
+    try:
+        assert operator.stdout is not None
+        zygote = int(await asyncio.to_thread(operator.stdout.readline))
+        assert not has_ended(zygote)
+    finally:
+        operator.kill()
+        operator.communicate()
+    await until(lambda: has_ended(zygote))
 
 
 async def test_a_supervisor_does_not_run_if_its_identity_cannot_be_recorded(tmp_path: Path) -> None:

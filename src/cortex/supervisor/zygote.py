@@ -5,8 +5,8 @@ supervisor starts without the imports, and shares their memory with all others. 
 forking is safe.
 
 Each supervisor has a session of its own. It waits for permission until its identity is recorded, so that none runs
-unrecorded if the engine or the zygote dies meanwhile. The zygote ends with its engine, or when it has not been used
-for a while; supervisors continue.
+unrecorded if the engine or the zygote dies meanwhile. The zygote ends when its engine closes the socket, or dies;
+supervisors continue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pathlib import Path
 from cortex.processes.jsonl import receive_line
 from cortex.supervisor import supervisor
 
-_IDLE_S = 600.0
 _PROC = Path("/proc/self")
 
 
@@ -42,7 +41,8 @@ def main() -> None:
 
 def _wait_for_request(engine: socket.socket) -> list[int] | None:
     """Fork for each request; return its descriptors in the fork, and None in the zygote once it is to end."""
-    engine.settimeout(_IDLE_S)
+    with contextlib.suppress(OSError):  # the engine has ended, which recv_fds reports
+        engine.send(b"i")  # the modules are imported
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(engine, 1, 2)
