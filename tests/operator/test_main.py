@@ -8,6 +8,8 @@ import resource
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 from cortex.home import Home
 from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -41,6 +43,14 @@ def test_a_deployed_api_answers_and_a_deleted_one_is_gone(operator: RunningOpera
     wait_until(lambda: operator.predict({})[0] == 404, message="route gone")
     assert operator.call("GET", "/v1/apis/iris")[0] == 404
     wait_until(lambda: not list(operator.home.projects_dir.iterdir()), message="project deleted")
+
+
+def test_an_operator_whose_command_ends_before_it_permits_the_start_does_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "cortex.operator.main", "--wait-for-input"]
+    environ = {**os.environ, "CORTEX_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, input=b"", env=environ, capture_output=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert not (tmp_path / "home").exists()
 
 
 def test_no_request_fails_during_updates_refreshes_and_patches(operator: RunningOperator) -> None:

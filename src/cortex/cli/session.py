@@ -6,7 +6,7 @@ The client is imported on first use, because commands such as `cortex version` d
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,12 +56,15 @@ class Session:
 
         return client.environment.name == LOCAL
 
-    def start_local_operator(self) -> None:
-        """Start the operator of the local environment."""
+    def start_local_operator(self, check: Callable[[], None]) -> None:
+        """Start the operator of the local environment, unless `check`, which runs meanwhile, raises an error."""
         from cortex.client.local_operator import ListenOptions, start  # noqa: PLC0415 - only without an operator
 
+        def check_first() -> None:
+            check()
+            self.console.begin("starting the operator")
+
         self.home.prepare()
-        self.console.begin("starting the operator")
-        operator, is_new = start(self.home, ListenOptions())
+        operator, is_new = start(self.home, ListenOptions(), check_first)
         if is_new:
             self.console.note(f"started the operator at {operator.url} and the gateway at {operator.gateway_url}")

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -121,9 +121,12 @@ def log_file(home: Home) -> Path:
     return home.logs_dir / "operator.log"
 
 
-def start(home: Home, options: ListenOptions) -> tuple[OperatorIdentity, bool]:
+def start(
+    home: Home, options: ListenOptions, check: Callable[[], None] = lambda: None
+) -> tuple[OperatorIdentity, bool]:
     """Start the operator unless it is running; return it once it answers, and whether it was started by this call.
 
+    Its process imports its modules while `check` runs, and does nothing else before; if `check` raises, it ends.
     Concurrent calls start one operator. Raises: ConflictError; OperatorUnavailableError, with the end of the log, if
     the operator does not start.
     """
@@ -134,7 +137,16 @@ def start(home: Home, options: ListenOptions) -> tuple[OperatorIdentity, bool]:
             options.check(running)
             return running, False
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
-        process = spawn(home, options.command(home))
+        process = spawn(home, [*options.command(home), "--wait-for-input"], input_=subprocess.PIPE)
+        try:
+            check()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:  # if it has ended, the next line reports why
+            process.stdin.write(b"\n")
         return _wait_until_started(home, process, offset), True
 
 
@@ -149,11 +161,11 @@ def foreground_command(home: Home, options: ListenOptions) -> list[str]:
     return options.command(home)
 
 
-def spawn(home: Home, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def spawn(home: Home, command: Sequence[str], input_: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start an operator as a detached process that writes to its log file. Raises: OSError."""
     environ = {**os.environ, "CORTEX_HOME": str(home.path)}
     with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
-        return start_detached(command, output=log, cwd=home.path, env=environ)
+        return start_detached(command, output=log, input_=input_, cwd=home.path, env=environ)
 
 
 def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset: int) -> OperatorIdentity:

@@ -504,11 +504,11 @@ class HaproxyProcess:
 
     def _find(self) -> bool:
         """Adopt a master whose starter was killed before it wrote the identity file; return whether one runs."""
-        for process in psutil.process_iter():
+        for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
-                if os.getsid(process.pid) == process.pid and self._is_ours(process):
+                if os.getsid(pid) == pid and self._is_ours(psutil.Process(pid)):
                     with contextlib.suppress(OSError):  # as in `start`
-                        self._master.record(Identity.of(process.pid))
+                        self._master.record(Identity.of(pid))
                     return self.is_alive()
         return False
 
@@ -593,10 +593,12 @@ class HaproxyProcess:
         # While the master lives, the session is ours. Command lines can't confirm that: the master's is empty for a
         # moment whenever it re-executes itself.
         is_certain = self.is_alive()
-        for process in psutil.process_iter():
+        for pid in psutil.pids():
             try:
-                mine = os.getsid(process.pid) == self._master.pid
-                if mine and process.status() != psutil.STATUS_ZOMBIE and (is_certain or self._is_ours(process)):
+                if os.getsid(pid) != self._master.pid:
+                    continue
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE and (is_certain or self._is_ours(process)):
                     yield process
             except (OSError, psutil.Error):
                 continue
@@ -606,7 +608,8 @@ class HaproxyProcess:
         return self._names_socket(process.cmdline())
 
     def _names_socket(self, command: list[str]) -> bool:
-        return any(str(self._master_socket) in argument for argument in command)
+        path = str(self._master_socket)
+        return any(path in argument for argument in command)
 
 
 def find_binary() -> str:

@@ -8,7 +8,8 @@ import socket
 import sys
 import time
 
-import cortex.operator.http.openapi_models  # noqa: F401 - before FastAPI is imported
+from cortex.operator.imports import resume_garbage_collection  # isort: skip - before the imports that it speeds up
+
 from cortex.errors import CortexError, DatabaseAddressError, DatabaseUnavailableError, InputError
 from cortex.home import Home
 from cortex.installation import Installation
@@ -24,11 +25,16 @@ from cortex.telemetry import Logger, configure
 
 #: Connections of clients, one socket per replica, log files that are followed.
 _DESCRIPTORS = 16_384
+#: Option of `client/local_operator.py`.
+_WAIT = "--wait-for-input"
 _logger = Logger("cortex.operator")
 
 
 def main() -> None:
     """Run the operator of `CORTEX_HOME`."""
+    resume_garbage_collection()
+    if not _may_start():
+        return
     settings = OperatorSettings.parse(sys.argv[1:])
     allow_descriptors(_DESCRIPTORS)
     home = Home.from_environ(os.environ)
@@ -41,6 +47,17 @@ def main() -> None:
     except CortexError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+
+
+def _may_start() -> bool:
+    """With `--wait-for-input`, wait for a byte from the command that started this process; False if it ends instead.
+
+    `cortex deploy` checks the project meanwhile. A restart must not wait again, so the option is removed.
+    """
+    if _WAIT not in sys.argv:
+        return True
+    sys.argv.remove(_WAIT)
+    return sys.stdin.read(1) != ""
 
 
 async def _run(home: Home, settings: OperatorSettings, listener: socket.socket) -> None:

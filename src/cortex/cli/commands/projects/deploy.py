@@ -78,20 +78,22 @@ def upload(
 ) -> list[Json]:
     """Upload a project; start the operator of this machine if it is the one to upload to, and does not run.
 
-    With `environ`, which has the credentials for buckets, the models are checked before it starts.
+    The project is checked while the operator's process imports its modules; a mistake ends that. With `environ`, which
+    has the credentials for buckets, the models are checked, too.
     """
     try:
         return client.upload(package, force)
     except OperatorUnavailableError:
         if not session.is_local(client):
             raise
-    # Slow to import, and needed only without an operator.
-    from cortex.operator.deploy.diagnose import Machine, diagnose  # noqa: PLC0415
 
-    diagnose(
-        file, file.name, machine=None if environ is None else Machine(environ)
-    )  # a mistake must not leave an operator running
-    session.start_local_operator()
+    def check() -> None:  # a mistake must not leave an operator running
+        # Slow to import, and needed only without an operator.
+        from cortex.operator.deploy.diagnose import Machine, diagnose  # noqa: PLC0415
+
+        diagnose(file, file.name, machine=None if environ is None else Machine(environ))
+
+    session.start_local_operator(check)
     session.console.progress("uploading the project")
     return client.upload(package, force)
 
