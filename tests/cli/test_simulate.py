@@ -81,7 +81,7 @@ def test_a_canary_is_simulated_without_a_project(tmp_path: Path) -> None:
     [
         (("--canary",), "give one of --trace FILE, --rate NUMBER and --shape"),
         (("--canary", "--rate", "0"), "--rate and --duration must be above 0"),
-        (("--canary", "--rate", "5", "--share", "ten"), "must be a percentage"),
+        (("--canary", "--rate", "5", "--steps", "1%,ten"), "must be a percentage"),
         (("--canary", "--rate", "5", "--confidence", "1"), "at least 0.5 and below 1"),
         (("--canary", "--rate", "5", "--trials", "0"), "--trials must be at least 1"),
     ],

@@ -9,7 +9,7 @@ from cortex.operator.canary.judge import SLOW_TOGETHER
 from cortex.operator.canary.simulation import CanaryPlan, Regression, simulate_canary, slow_rates
 
 STEADY = Trace((0.0,), (100.0,), 3600.0)
-PLAN = CanaryPlan(share=0.1)
+PLAN = CanaryPlan((0.1,))
 
 
 def test_a_regression_is_found_sooner_the_larger_it_is() -> None:
@@ -23,16 +23,23 @@ def test_a_version_that_is_as_good_is_found_not_worse() -> None:
     assert (found.not_worse, found.worse, found.undecided) == (10, 0, 0)
 
 
+def test_each_step_has_to_be_passed() -> None:
+    regression = Regression(0.01, 0.01, 0.02)
+    one, all_steps = (simulate_canary(regression, CanaryPlan(steps), STEADY, 10, 1) for steps in ((0.1,), (0.1, 0.5)))
+    assert one.not_worse == all_steps.not_worse == 10
+    assert one.p50_s is not None and all_steps.p50_s is not None and one.p50_s < all_steps.p50_s
+
+
 def test_ten_requests_an_hour_decide_nothing_instead_of_something_wrong() -> None:
     trace = Trace((0.0,), (10 / 3600,), 86_400.0)
-    found = simulate_canary(Regression(0.01, 0.01, 0.005), CanaryPlan(0.1, window_s=600.0), trace, 20, 1)
+    found = simulate_canary(Regression(0.01, 0.01, 0.005), CanaryPlan((0.1,), window_s=600.0), trace, 20, 1)
     assert found.undecided == 20
     assert found.p50_s is found.p90_s is found.p50_requests is None
 
 
 def test_the_time_of_day_is_no_regression() -> None:
     trace = shaped("diurnal", 1, 60, 86_400)
-    found = simulate_canary(Regression(0.02, 0.02, 0.0), CanaryPlan(0.05, window_s=300.0), trace, 20, 1)
+    found = simulate_canary(Regression(0.02, 0.02, 0.0), CanaryPlan((0.05,), window_s=300.0), trace, 20, 1)
     assert found.worse <= 1
 
 

@@ -234,10 +234,9 @@ class Judge:
     def _begin_segment(self, time_s: float, is_step: bool) -> None:
         self._segment_began_s = time_s
         self._segments += 1
-        part = (1 - PART_OF_WHOLE_TRIAL) / (self._segments * (self._segments + 1))  # of all segments: a sum of 1
         for each in self._comparisons():
             if each is not self._disagreement:  # which is known before the first step
-                each.begin_segment(part / PART_OF_WHOLE_TRIAL, is_step)
+                each.begin_segment(segment_weight(self._segments), is_step)
 
     def observe_pairs(self, pairs: int, different: int) -> None:
         """Add the requests of one window that both revisions answered, and how many of their predictions differ."""
@@ -350,6 +349,12 @@ class Judge:
 def needed_evidence(properties: int, confidence: float) -> tuple[float, float]:
     """Return the logarithms of the evidence to find one of the properties worse, and to find it not worse."""
     return math.log(properties / PART_OF_WHOLE_TRIAL / (1 - confidence)), math.log(1 / (1 - confidence))
+
+
+def segment_weight(number: int) -> float:
+    """Return the weight of the evidence since the beginning of a further segment, 1 for the first of them."""
+    part = (1 - PART_OF_WHOLE_TRIAL) / (number * (number + 1))  # of all segments: a sum of 1
+    return part / PART_OF_WHOLE_TRIAL
 
 
 def evidence_per_block(worse: float) -> float:

@@ -1,8 +1,8 @@
-"""Simulate how soon a regression of a new version is noticed when it gets a share of the traffic. Pure.
+"""Simulate how soon a regression of a new version is noticed in the steps of a trial, or a good one promoted. Pure.
 
-Requests arrive as in a trace. Each one goes to the new version with a fixed probability, and has the observed property,
-such as an error or a latency above the threshold, with the rate of its version. `evidence` judges the counts, as
-strictly as a `Judge` without predictions.
+Requests arrive as in a trace. Each one goes to the new version with the probability of the present step, and has the
+observed property, such as an error or a latency above the threshold, with the rate of its version. `evidence` judges
+the counts, as strictly as a `Judge` without predictions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from cortex.operator.canary.evidence import CountWindow
 from cortex.operator.canary.judge import (
     BLOCK_S,
     PROPERTIES,
+    SEGMENT_S,
     SLOW_TOGETHER,
     Comparison,
     evidence_per_block,
     needed_evidence,
+    segment_weight,
 )
 
 #: Quantile of the old version's latency above which requests count as slow.
@@ -48,7 +50,8 @@ class Regression:
 class CanaryPlan:
     """Settings of a simulated trial."""
 
-    share: float  #: of the requests that it gets, above 0 and below 1
+    steps: tuple[float, ...]  #: shares of the requests that it gets, above 0 and below 1
+    min_requests: int = 100  #: that it answers in each step
     confidence: float = 0.99
     window_s: float = 10.0
 
@@ -57,7 +60,7 @@ class CanaryPlan:
 class SimulatedVerdict:
     """End of one simulated trial."""
 
-    worse: bool  #: it was found worse; else not worse
+    worse: bool  #: it was found worse; else not worse in any step
     time_s: float
     requests: int  #: to the new version
 
@@ -113,21 +116,31 @@ def _trial(regression: Regression, plan: CanaryPlan, trace: Trace, generator: ra
     worse, not_worse = needed_evidence(PROPERTIES, plan.confidence)
     compared = Comparison.at(regression.margin, regression.cluster, regression.old_rate, evidence_per_block(worse))
     time_s, requests, block_began_s = 0.0, 0, 0.0
+    step, step_requests, segments, segment_began_s = 0, 0, 0, 0.0
     while time_s < trace.duration_s:
         if time_s - block_began_s >= BLOCK_S:
             block_began_s = time_s
+            if time_s - segment_began_s >= SEGMENT_S:
+                segments, segment_began_s = segments + 1, time_s
+                compared.begin_segment(segment_weight(segments), is_step=False)
             compared.begin_block()
+        share = plan.steps[step]
         end_s = min(time_s + plan.window_s, trace.duration_s)
         arrivals = trace.mean_rate(time_s, end_s) * (end_s - time_s)
-        na, nb = _poisson(generator, arrivals * (1 - plan.share)), _poisson(generator, arrivals * plan.share)
+        na, nb = _poisson(generator, arrivals * (1 - share)), _poisson(generator, arrivals * share)
         window = CountWindow(
             na, _binomial(generator, na, regression.old_rate), nb, _binomial(generator, nb, regression.new_rate)
         )
         compared.observe(window)
-        time_s, requests = end_s, requests + nb
-        is_worse = compared.within.log >= worse
-        if is_worse or compared.beyond.log >= not_worse:
-            return SimulatedVerdict(is_worse, time_s, requests)
+        time_s, requests, step_requests = end_s, requests + nb, step_requests + nb
+        if compared.within.log >= worse:
+            return SimulatedVerdict(True, time_s, requests)
+        if compared.beyond.log >= not_worse and step_requests >= plan.min_requests:
+            step, step_requests = step + 1, 0
+            if step == len(plan.steps):
+                return SimulatedVerdict(False, time_s, requests)
+            segments, segment_began_s, block_began_s = segments + 1, time_s, time_s
+            compared.begin_segment(segment_weight(segments), is_step=True)
     return None
 
 

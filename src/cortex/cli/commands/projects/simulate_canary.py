@@ -1,4 +1,4 @@
-"""`cortex simulate --canary`: estimate the time until a regression of a new version is noticed at given traffic."""
+"""`cortex simulate --canary`: estimate the time until a new version is rolled back or promoted at given traffic."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that concern canaries."""
     canary = parser.add_argument_group("canaries")
     canary.add_argument(
-        "--canary", action="store_true", help="simulate how soon a worse version is noticed, instead of autoscaling"
+        "--canary",
+        action="store_true",
+        help="simulate how soon a new version is rolled back or promoted, instead of autoscaling",
     )
     canary.add_argument(
-        "--share", type=_share, default="10%", help="share of requests to the new version; default: %(default)s"
+        "--steps",
+        type=_steps,
+        default="1%,10%,50%",
+        help="shares of requests to the new version, as in update_strategy.canary; default: %(default)s",
     )
     canary.add_argument(
         "--error-rate", type=_share, default="1%", help="share of requests that fail; default: %(default)s"
@@ -61,7 +66,7 @@ def run(arguments: argparse.Namespace, trace: Trace, session: Session) -> int:
     if arguments.trials < 1:
         raise UsageError(f"--trials must be at least 1 (got {arguments.trials})")
     # Trials of days have as many windows as those of an hour: a longer window decides later by its length.
-    plan = CanaryPlan(arguments.share, arguments.confidence, max(5.0, trace.duration_s / 2000))
+    plan = CanaryPlan(arguments.steps, confidence=arguments.confidence, window_s=max(5.0, trace.duration_s / 2000))
     rows = [
         (name, regression, simulate_canary(regression, plan, trace, arguments.trials, arguments.seed))
         for name, regression in _regressions(arguments)
@@ -73,7 +78,9 @@ def run(arguments: argparse.Namespace, trace: Trace, session: Session) -> int:
         return 0
     session.console.table(*outcomes_table(rows))
     shown = f"{trace.requests:,.0f} requests in {format_duration(trace.duration_s)}"
-    session.console.line(f"\n{shown}, {plan.share:.3g} of them to the new version; {arguments.trials} trials each")
+    session.console.line(
+        f"\n{shown}; steps: {' → '.join(f'{step:.3g}' for step in plan.steps)}; {arguments.trials} trials each"
+    )
     return 0
 
 
@@ -81,8 +88,8 @@ def outcomes_table(rows: list[tuple[str, Regression, TrialSummary]]) -> Table:
     """Return a table with a row for each regression."""
     headers = [
         "new version",
-        "found worse",
-        "not worse",
+        "rolled back",
+        "promoted",
         "undecided",
         "time (half)",
         "time (90 %)",
@@ -128,6 +135,13 @@ def _share(text: str) -> float:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error} (such as 10%)") from None
     return share
+
+
+def _steps(text: str) -> tuple[float, ...]:
+    steps = tuple(map(_share, text.split(",")))
+    if not all(0 < step < 1 for step in steps):
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 100% (got {text})")
+    return steps
 
 
 def _confidence(text: str) -> float:
