@@ -456,13 +456,7 @@ def test_up_is_repeatable_and_two_at_once_start_one_operator(tmp_path: Path) -> 
         assert cortex(home, "down").stdout == "stopped\n"
 
 
-def test_up_reports_a_port_in_use(running: Installation, tmp_path: Path) -> None:
-    done = cortex(tmp_path, "up", "--operator-port", str(running.operator_port), "--gateway-port", str(free_port()))
-
-    assert done.returncode == 1
-    assert f":{running.operator_port}: address already in use" in done.stderr
-
-
+@pytest.mark.long
 def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: Path) -> None:
     with installation() as made:
         assert cortex(made.home, "deploy", project(tmp_path, "left")).returncode == 0

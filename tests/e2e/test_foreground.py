@@ -220,6 +220,7 @@ def test_a_project_with_mistakes_starts_nothing(home: Path, tmp_path: Path) -> N
     assert not (home / "run").exists()
 
 
+@pytest.mark.long
 def test_a_project_that_the_operator_refuses_ends_everything(home: Path, tmp_path: Path) -> None:
     config = CONFIG.replace("cpu: 100m", "cpu: 9999")
     foreground = Foreground(home, "--deploy", str(write_project(tmp_path / "project", SOURCE, config)))

@@ -199,6 +199,7 @@ def test_job_that_the_next_version_cannot_read_fails_and_delays_no_other(
         assert database.execute("SELECT status FROM jobs WHERE id = ?", (job,)).fetchone() == ("unexpected_error",)
 
 
+@pytest.mark.long
 def test_next_operator_continues_enqueuing(cortex: Installation, api: BatchApi, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()

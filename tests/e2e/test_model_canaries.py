@@ -164,6 +164,7 @@ def test_a_worse_version_is_rolled_back_and_the_next_one_is_tried(
     assert sent_until(cortex, lambda: is_trying(cortex, "1 → 3")).keys() <= {"1", "3"}
 
 
+@pytest.mark.long
 def test_a_person_ends_the_trial_of_a_version(cortex: Installation, bucket: Bucket, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, bucket)
     bucket.put(2)

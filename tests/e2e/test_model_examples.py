@@ -105,6 +105,7 @@ def test_example_is_deployed_from_an_s3_endpoint(
     cortex.cortex("delete", example.name, "-f")
 
 
+@pytest.mark.long
 def test_published_regression_is_served_from_a_folder_without_a_deploy(cortex: Installation, tmp_path: Path) -> None:
     project = with_what_is_installed(copied(REGRESSION, tmp_path, models=str(tmp_path / "models")))
     make_model(project, cortex, str(tmp_path / "models"))

@@ -160,6 +160,7 @@ def test_hundred_first_requests_cause_one_download_and_one_load(
     cortex.cortex("delete", "cold", "-f")
 
 
+@pytest.mark.long
 def test_new_version_of_a_cached_model_fails_no_request(cortex: Installation, bucket: Bucket, tmp_path: Path) -> None:
     put_model(bucket, "cached/a/1", 1)
     put_model(bucket, "cached/b/1", 50)

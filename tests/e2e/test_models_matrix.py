@@ -112,7 +112,7 @@ def test_path_and_dir_serve_both_layouts(
     check(cortex, kind, apis, cells, tmp_path)
 
 
-@pytest.mark.parametrize("kind", PREDICTORS)
+@pytest.mark.parametrize("kind", ["python", "onnx", pytest.param("tensorflow", marks=pytest.mark.long)])
 def test_paths_serve_both_layouts_of_all_storages(
     kind: str, cortex: Installation, buckets: dict[str, Bucket], tmp_path: Path
 ) -> None:

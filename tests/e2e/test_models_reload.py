@@ -277,6 +277,7 @@ def test_storage_that_is_down_only_delays_new_versions(api: Api) -> None:
     assert all_answered(summary) == {1, 2}
 
 
+@pytest.mark.long
 def test_kills_of_model_agent_and_operator_during_a_reload_fail_no_request(api: Api) -> None:
     api.put("1", 1)
     api.deploy()

@@ -121,7 +121,7 @@ def test_a_port_in_use_is_not_kept(cortex: Installation) -> None:
     assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
 
 
-@pytest.mark.parametrize("mode", [(), ("--foreground",), ("--foreground", "--stop-all")])
+@pytest.mark.parametrize("mode", [(), ("--foreground", "--stop-all")])
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -177,6 +177,7 @@ def test_the_same_port_for_both_is_refused_before_anything_is_kept(
     assert not list(cortex.home.iterdir())
 
 
+@pytest.mark.long
 def test_a_certificate_is_kept_until_it_is_removed(cortex: Installation, tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "localhost")
     cortex.cortex("up", *ports(cortex), "--tls-cert", certificate, "--tls-key", key)
@@ -210,6 +211,7 @@ def test_ray_without_its_packages_is_refused_before_it_is_kept(cortex: Installat
     assert not list(cortex.home.iterdir())
 
 
+@pytest.mark.long
 def test_a_home_on_ray_without_its_packages_reports_what_to_install_and_how_to_leave_ray(
     cortex: Installation, tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def without_ray(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.long
 def test_settings_can_be_changed_while_apis_start_after_down(cortex: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.touch()

@@ -173,6 +173,7 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
 
 
+@pytest.mark.long
 def test_a_flood_of_idle_connections_blocks_neither_operator_nor_gateway(own_operator: RunningOperator) -> None:
     operator = own_operator
     operator.deploy(config())

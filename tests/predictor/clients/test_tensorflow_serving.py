@@ -29,6 +29,9 @@ from harness.models.tensorflow_models import make
 from harness.ports import free_port
 from harness.wait import wait_until
 
+#: The models are those of test_embedded_tensorflow.py, whose outputs `make test` compares.
+pytestmark = pytest.mark.long
+
 ROW = [5.1, 3.5, 1.4, 0.2]
 SERVER = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"
 DIR = ModelSource("tensorflow", dir="s3://bucket/models")
@@ -92,7 +95,6 @@ def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(address: str, fold
     check_outputs_are_those_of_tensorflow(OnServer(ServingChannel(address)), folder)
 
 
-@pytest.mark.long
 def test_our_messages_are_the_official_ones() -> None:
     """Compare names, numbers, types and cardinalities with the stubs' descriptors, in a process of its own."""
     checked = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=280)
@@ -128,7 +130,6 @@ print(len(MESSAGES))
 """
 
 
-@pytest.mark.long
 def test_answers_are_those_of_protobufs_json_mapping(address: str) -> None:
     """Handlers of old were given `MessageToDict` of the official response: only floats are told more exactly now."""
     models = ExternalModels(address, DIR)

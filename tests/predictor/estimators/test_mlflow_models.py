@@ -53,6 +53,7 @@ def columns() -> dict[str, Any]:
     return {"a": ROWS[:, :1], "b": ROWS[:, 1:]}
 
 
+@pytest.mark.long
 def test_a_scikit_learn_model_in_skops_needs_no_trust(tmp_path: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
