@@ -199,6 +199,7 @@ class TestCaching:
 
 
 class TestMemoryBudget:
+    @pytest.mark.heavy
     def test_models_are_evicted_for_the_memory_of_the_next(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_memory_bytes=100 * MIB)
         for number in range(8):
@@ -260,6 +261,7 @@ class TestMemoryBudget:
         assert bench.loaded() == {"m0": ["1"], "m1": ["1"], "m2": ["1"]}
         assert bench.loader.loads == {"m0": 2, "m1": 1, "m2": 1}
 
+    @pytest.mark.heavy
     def test_the_measured_size_of_a_model_survives_its_unloading(self, cached: Callable[..., Bench]) -> None:
         bench = cached(cache_memory_bytes=70 * MIB)
         for number in range(3):

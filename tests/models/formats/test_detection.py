@@ -399,6 +399,7 @@ def test_any_content_is_detected_or_refused(tmp_path_factory: pytest.TempPathFac
         assert "\n" not in found.reason
 
 
+@pytest.mark.heavy
 def test_a_pickle_that_claims_to_be_huge_is_read_in_bounded_memory(tmp_path: Path) -> None:
     claims = [
         b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"x",  # BINBYTES8

@@ -95,6 +95,7 @@ async def test_pings_of_a_client_that_does_not_read_do_not_fill_the_memory() -> 
         assert pair.connection.unsent_bytes <= MAX_UNSENT_BYTES + len(ping)
 
 
+@pytest.mark.heavy
 async def test_empty_messages_wait_in_the_socket_if_the_application_does_not_receive_them() -> None:
     async with open_pair() as pair:
         count = 500_000
