@@ -325,7 +325,8 @@ class HaproxyGateway:
         workers = await self._runtime.workers()
         if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
             self._require_files(rendered.structure)
-            require_shared_memory()
+            if reason := shared_memory_error():
+                raise GatewayError(reason)
             log_start = self._process.log_size()
             if workers.current is not None:
                 await self._totals.hold(workers.current)
@@ -382,7 +383,6 @@ class HaproxyGateway:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         rendered = self._write(self._table)
         self._require_files(rendered.structure)
-        require_shared_memory()
         require_open_files()
         log_start = self._process.log_size()
         try:
@@ -423,6 +423,8 @@ class HaproxyGateway:
             reason = listen_error(self._settings.host, self._settings.port)
             if reason:
                 return GatewayError(reason)
+        if not messages and (reason := shared_memory_error()):
+            return GatewayError(reason)
         return GatewayError(f"{what}\n{messages}".strip())
 
     async def _is_dying(self) -> bool:
@@ -637,17 +639,18 @@ def require_open_files() -> None:
         )
 
 
-def require_shared_memory() -> None:
-    """Check that HAProxy finds room in shared memory, if it has access to it. Raises: GatewayError."""
+def shared_memory_error() -> str | None:
+    """Return an error message if HAProxy has access to shared memory but finds no room there."""
     if not os.access(SHARED_MEMORY, os.W_OK):
-        return  # HAProxy does without it
+        return None  # HAProxy does without it
     with contextlib.suppress(OSError):
         status = os.statvfs(SHARED_MEMORY)
         if status.f_blocks and status.f_bavail * status.f_frsize < _STARTUP_LOG_BYTES:  # no blocks: no limit
-            raise GatewayError(
+            return (
                 f"{SHARED_MEMORY} is full, and the gateway needs {format_size(_STARTUP_LOG_BYTES)} of it to start or "
                 "to load routes; remove files from it or make it larger, for example with `docker run --shm-size`"
             )
+    return None
 
 
 def listen_error(host: str, port: int) -> str | None:
