@@ -9,7 +9,9 @@ Where that costs more than it saves, the clients are divided: one half arrives w
 `_Division` compares the throughput of both ways.
 
 A call with several requests can take longer than as many calls with one: BLAS takes several times as long for a matrix
-of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one.
+of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one. Both
+the shortest and the average times have to say so. The shortest follow a change at once, but other programs on the
+processor interrupt most long calls and few short ones; the average has all interruptions.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ _SHORTEST_NS = 1_000_000
 _LONG_NS = 1_000_000
 #: A request that is read this soon after a call arrived during it, so others may be in their sockets too.
 _AT_ONCE_NS = 15_000
-#: Weight of the newest call in the average: 1/8.
+#: Weight of the newest call in the average duration: 1/8.
 _AVERAGE_SHIFT = 3
 #: Single calls are preferred if they take less than this share of the time per request in a batch.
 _CLEARLY_LESS = 0.8
+#: Requests over which the average time of a request is taken.
+_AVERAGED = 512
 #: Growth of a measured minimum per call, so that it follows changes of the model and the load.
 _DECAY = 1.02
 #: Intervals, in batches, at which the other way of calling is measured again. Single calls are cheap to try.
@@ -55,7 +59,9 @@ class BatchTiming:
         self._average_ns = 0
         self._patience = 1.0
         self._is_waiting = False
-        self._row_ns: dict[int, float] = {}  #: the shortest time per request, by the bit length of the batch size
+        #: The shortest and the average time per request, by the bit length of the batch size.
+        self._row_ns: dict[int, float] = {}
+        self._average_row_ns: dict[int, float] = {}
         self._batches = 0
 
     @property
@@ -103,8 +109,11 @@ class BatchTiming:
         return 1 if self._batches % _TRY_ONE == 0 else size
 
     def _prefers_one(self, size: int) -> bool:
-        alone_ns, together_ns = self._row_ns.get(1), self._row_ns.get(size.bit_length())
-        return alone_ns is not None and together_ns is not None and alone_ns < together_ns * _CLEARLY_LESS
+        kind = size.bit_length()
+        return all(
+            1 in times and kind in times and times[1] < times[kind] * _CLEARLY_LESS
+            for times in (self._row_ns, self._average_row_ns)
+        )
 
     def _duration_ns(self, size: int) -> float:
         """Return how long a call takes at least; 0 if no call of such a size was measured."""
@@ -115,6 +124,8 @@ class BatchTiming:
         row_ns, kind = duration_ns / size, size.bit_length()
         # The minimum excludes whatever else the machine did during a call.
         self._row_ns[kind] = min(row_ns, self._row_ns.get(kind, row_ns) * _DECAY)
+        average_ns = self._average_row_ns.get(kind, row_ns)
+        self._average_row_ns[kind] = average_ns + (row_ns - average_ns) * min(size / _AVERAGED, 1)
         self._expected = max(size + still_waiting, self._expected * 7 // 8)
         self._division.record(size, self._expected, duration_ns, max(now_ns - duration_ns - self._ended_ns, 0), now_ns)
         self._target = min(-(-self._expected // self._division.parts), self._max_size)
