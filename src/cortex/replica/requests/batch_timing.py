@@ -9,8 +9,8 @@ Where that costs more than it saves, the clients are divided: one half arrives w
 `_Division` compares the throughput of both ways.
 
 A call with several requests can take longer than as many calls with one: BLAS takes several times as long for a matrix
-of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one. Both
-the shortest and the average times have to say so. The shortest follow a change at once, but other programs on the
+of two rows as for two vectors. So the duration of each batch size is measured, and such sizes are called one by one.
+Both the shortest and the average times have to say so. The shortest follow a change at once, but other programs on the
 processor interrupt most long calls and few short ones; the average has all interruptions.
 """
 
