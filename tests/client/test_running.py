@@ -68,6 +68,7 @@ class Failing(ListenOptions):
         return ["false"]
 
 
+@pytest.mark.processes
 def test_a_failed_start_names_the_log_or_a_full_disk(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OperatorUnavailableError, match=r"exit code 1.*operator.log may contain the reason"):
         start(home, Failing())
