@@ -28,6 +28,7 @@ from cortex.replica.monitoring.metrics import read_folder
 from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from harness.cluster.fleets import eventually
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.wait import PATIENCE_S
 
@@ -206,9 +207,12 @@ async def test_nodes_report_cpu_usage(home: Home, nodes: list[LocalNode]) -> Non
         spec = made.spec()
         status = await ready(made, spec)
         socket = status.processes[0].socket
-        async with asyncio.timeout(60):
-            while not (await made.engine.cores([status])).get("words"):
-                await asyncio.to_thread(ask, socket)
+
+        async def used() -> Any:
+            await asyncio.to_thread(ask, socket)
+            return (await made.engine.cores([status])).get("words")
+
+        await eventually(used, 60)
         await stop(made, spec.id)
 
 

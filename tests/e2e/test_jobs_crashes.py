@@ -119,6 +119,7 @@ def test_killed_supervisors_of_workers_are_replaced(cortex: Installation, api: B
     check_whole(api, job)
 
 
+@pytest.mark.long
 def test_power_cut_loses_nothing_that_was_acknowledged(cortex: Installation, api: BatchApi) -> None:
     job = api.submit(slow_items(), workers=3, max_attempts=10)
     for round_ in range(2):

@@ -183,6 +183,7 @@ def test_new_version_of_a_cached_model_fails_no_request(cortex: Installation, bu
     cortex.cortex("delete", "cached", "-f")
 
 
+@pytest.mark.long
 def test_budget_in_bytes_bounds_the_memory_of_the_process(cortex: Installation, tmp_path: Path) -> None:
     local = LocalBucket(tmp_path / "models")
     for number in range(10):

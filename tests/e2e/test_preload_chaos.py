@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.installations.installation import Installation, write_project
 from harness.wait import has_ended, wait_until
 
@@ -52,6 +54,7 @@ def kill(cortex: Installation, pid: int, gone: list[int]) -> None:
     wait_until(is_complete, timeout_s=60)
 
 
+@pytest.mark.long
 def test_only_requests_inside_a_killed_worker_fail(cortex: Installation, tmp_path: Path) -> None:
     cortex.cortex("deploy", write_project(tmp_path, HANDLER, CONFIG))
     answer = cortex.post("/shared", {}).json

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from harness.installations.installation import Installation, write_project
 from harness.wait import has_ended, wait_until
@@ -95,6 +96,7 @@ def test_a_task_runs_once_and_keeps_its_outcome(cortex: Installation, tmp_path: 
     assert (refused.status, refused.json["message"].partition(";")[0]) == (400, "workers: must be at most 1 (got 2)")
 
 
+@pytest.mark.long
 def test_a_task_survives_its_operator_and_is_not_run_again_after_a_power_cut(
     cortex: Installation, tmp_path: Path
 ) -> None:

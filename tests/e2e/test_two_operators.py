@@ -139,6 +139,7 @@ def operators_wait_for_a_database_that_is_away_for_long(
     assert [cortex.post("/doubler", {"x": 4}).json for cortex in operators] == [{"doubled": 8}] * 2
 
 
+@pytest.mark.long
 def test_one_leads_and_the_other_takes_over(
     operators: tuple[Installation, Installation], server: Postgres, tmp_path: Path
 ) -> None:

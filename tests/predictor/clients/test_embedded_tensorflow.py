@@ -18,6 +18,8 @@ from cortex.predictor.clients.tensors import TensorSpec
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
 
+pytestmark = pytest.mark.long
+
 ROW = [5.1, 3.5, 1.4, 0.2]
 
 
@@ -106,7 +108,6 @@ def test_nothing_is_left_of_a_model_that_was_unloaded(folder: Path) -> None:
     assert [each() for each in left] == [None, None, None]
 
 
-@pytest.mark.long
 def test_no_garbage_collection_walks_tensorflow() -> None:
     code = "import gc; from cortex.predictor.clients import embedded_tensorflow as t\n"
     code += "t._import_tensorflow(); assert len(gc.get_objects()) < gc.get_freeze_count()"
