@@ -64,7 +64,7 @@ class OnRay:
         def there() -> list[dict[str, Any]] | None:
             try:
                 found = self.replicas(api)
-            except CortexError as error:
+            except (CortexError, AssertionError) as error:  # of the client, or of the command
                 if "this operator stands by" in str(error):  # a slow database cost it the lead, which it gets again
                     return None
                 raise
