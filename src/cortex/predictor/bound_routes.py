@@ -103,7 +103,7 @@ class BoundRoute:
     """A route of the user's object."""
 
     route: Route
-    method: BoundMethod  #: its `call` has no values for the parameters of the path; `with_values` returns one that has
+    method: BoundMethod  #: `with_values` returns one whose call has the parameters of the path
     parameters: tuple[PathParameter, ...]
     query: tuple[QueryParameter, ...]
     function: Callable[..., Any]
@@ -116,7 +116,12 @@ class BoundRoute:
 
     def with_values(self, values: tuple[str, ...]) -> BoundMethod:
         """Return the method for a request whose path has these values; its call converts them."""
-        return replace(self.method, call=partial(self._call, values)) if values or self.query else self.method
+        return replace(self.method, call=partial(self._call, values)) if values else self.method
+
+    def with_query(self) -> BoundRoute:
+        """Return a route whose method fills the arguments of the query string, where the path has no parameters."""
+        method = replace(self.method, call=partial(self._call, ()), needs_query_params=True)
+        return replace(self, method=method)
 
     def _call(self, values: tuple[str, ...], payload: Any, query_params: Any, headers: Any) -> Any:
         arguments = {each.name: each.convert(value) for each, value in zip(self.parameters, values, strict=True)}
@@ -143,11 +148,10 @@ def _bind(instance: object, name: str, each: Route, generation: Generation, in_s
     method = bind_method(instance, name, each.verb, generation)
     parameters = tuple(_path_parameter(function, name, parameter) for parameter in each.template.parameters)
     query = tuple(_query_parameters(function, name, {*each.template.parameters, *NO_PARAMETERS}))
-    if query:
-        method = replace(method, needs_query_params=True)
     if in_scope:
         method, function = method.in_scope(), with_call_scope(function)
-    return BoundRoute(each, method, parameters, query, function)
+    bound = BoundRoute(each, method, parameters, query, function)
+    return bound.with_query() if query else bound
 
 
 def _path_parameter(function: Any, method: str, name: str) -> PathParameter:
