@@ -18,7 +18,7 @@ BaseModel.model_config["defer_build"] = True
 import fastapi  # noqa: E402, F401
 
 del BaseModel.model_config["defer_build"]
-sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type] # it cannot be imported
+sys.modules.setdefault("pydantic.v1", None)  # type: ignore[arg-type] # importing it now fails
 
 
 def resume_garbage_collection() -> None:
