@@ -69,6 +69,35 @@ async def test_a_stored_outcome_is_not_repeated_by_the_next_operator(tmp_path: P
             assert await (await begun(hooks, job)) == outcome
 
 
+async def test_a_hook_that_ends_while_the_next_operator_reads_its_holder_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(tmp_path) as (store, job):
+        first = CompletionHooks(store)
+        killed = await begun(first, job)
+        token = await first.acquire(job, "w1", 7) or ""
+        killed.cancel()
+        has_read, may_go_on = asyncio.Event(), asyncio.Event()
+        read = store.read
+
+        async def late(query: Callable[..., object], *arguments: object) -> object:
+            marks = await read(query, *arguments)
+            if not has_read.is_set():
+                has_read.set()
+                await may_go_on.wait()
+            return marks
+
+        monkeypatch.setattr(store, "read", late)
+        second = CompletionHooks(store)
+        waiting = asyncio.create_task(second.run(job, lambda worker, pid: True, lambda: None))
+        await has_read.wait()
+        assert await second.acquire(job, "w2", 8) is None
+        await second.done(job, "w1", 7, token, WELL)
+        may_go_on.set()
+        async with asyncio.timeout(10):
+            assert await waiting == WELL
+
+
 async def test_a_lost_process_releases_the_hook(tmp_path: Path) -> None:
     async with scene(tmp_path) as (store, job):
         first = CompletionHooks(store)

@@ -260,6 +260,7 @@ class _Hook:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     holder: _HookHolder | None = None
     renewed_at: float = 0.0  #: time of the holder's last heartbeat
+    is_open: bool = False  #: the stored holder has been read, so the right may be given
 
 
 class CompletionHooks:
@@ -278,14 +279,16 @@ class CompletionHooks:
         `may_be_alive(worker, pid)` returns whether a stored holder may still run it. `on_open` is called once the right
         is available.
         """
-        marks = await self._store.read(read_marks, job_id)
-        if text := marks.get(_OUTCOME):
-            return HookOutcome(**orjson.loads(text))
+        # Before the query, so that `done` finds it, if a hook that a previous operator started ends meanwhile.
         hook = self._hooks[job_id] = _Hook(asyncio.get_running_loop().create_future())
-        if (holder := _holder_of(marks)) and may_be_alive(holder.worker, holder.pid):
-            hook.holder, hook.token, hook.renewed_at = holder, holder.token, self._clock()
-        on_open()
         try:
+            marks = await self._store.read(read_marks, job_id)
+            if text := marks.get(_OUTCOME):
+                return HookOutcome(**orjson.loads(text))
+            if (holder := _holder_of(marks)) and may_be_alive(holder.worker, holder.pid):
+                hook.holder, hook.token, hook.renewed_at = holder, holder.token, self._clock()
+            hook.is_open = True
+            on_open()
             outcome = await hook.outcome
             if isinstance(outcome, HookLost):
                 await self._store.write(put_mark, job_id, _HOLDER, "")
@@ -296,7 +299,7 @@ class CompletionHooks:
     async def acquire(self, job_id: str, worker: str, pid: int) -> str | None:
         """Return the token of a job's last lease if it is available or already belongs to this process."""
         hook = self._hooks.get(job_id)
-        if hook is None or hook.outcome.done():
+        if hook is None or not hook.is_open or hook.outcome.done():
             return None
         holder = _HookHolder(hook.token, worker, pid)
         if hook.holder not in (None, holder):
