@@ -25,7 +25,7 @@ from benchmarks.tools import machine, results
 from cortex.config.schema import Api
 from cortex.operator.canary.judge import WARM_UP_S, Judge, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, advance
-from cortex.replica.monitoring.metrics import FINE_BOUNDS_S
+from cortex.worker.monitoring.metrics import FINE_BOUNDS_S
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -34,9 +34,9 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
 from cortex.operator.replicas.routing import routes_of
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.queries.apis import ApiRecord, Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 CREDENTIALS = ClusterCredentials("a secret", "127.0.0.1", 0)
 PER_NODE = 20

@@ -22,8 +22,8 @@ from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 from cortex.home import Home
-from cortex.replica.spec import ReplicaSpec
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec
 
 _CODE = """
 class Handler:

@@ -27,9 +27,9 @@ from benchmarks.tools.load import closed_loop, require_wrk
 from benchmarks.tools.systems import START_LIMIT_S
 from benchmarks.tools.workloads import NOOP
 from cortex.operator.monitoring.drift import DriftSettings, begin, compare, observe
-from cortex.replica.monitoring.metrics import MetricFile
-from cortex.replica.monitoring.tracker import PredictionTracker, bucket_of
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.monitoring.metrics import MetricFile
+from cortex.worker.monitoring.tracker import PredictionTracker, bucket_of
+from cortex.worker.spec import ReplicaSpec
 
 _APIS = ("untracked", "classes", "numbers")
 _WINDOW = 1000

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cortex.client import new_client as new_client
     from cortex.payloads.annotated_arrays import Shape as Shape
     from cortex.predictor.routes import route as route
-    from cortex.replica.http.cancellation import cancelled as cancelled
+    from cortex.worker.http.cancellation import cancelled as cancelled
 
     __version__: str
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     if name == "Shape":
         return importlib.import_module("cortex.payloads.annotated_arrays").Shape
     if name == "cancelled":
-        return importlib.import_module("cortex.replica.http.cancellation").cancelled
+        return importlib.import_module("cortex.worker.http.cancellation").cancelled
     if name == "route":
         return importlib.import_module("cortex.predictor.routes").route
     module = importlib.import_module("cortex.client")

@@ -38,7 +38,7 @@ from cortex.dev.local.project import LocalProject, call_in_thread, spec_for_this
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
-from cortex.replica.spec import TEST_VARIABLE
+from cortex.worker.spec import TEST_VARIABLE
 
 if TYPE_CHECKING:
     from cortex.dev.local.jobs import AsyncApi, JobsApi

@@ -22,14 +22,14 @@ from cortex.operator.canary.judge import RevisionNumbers
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.replica.monitoring.answers import ANSWERS_FOLDER
-from cortex.replica.monitoring.metrics import merge_series, read_folder
-from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, read_predictions
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.database import open_state
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.answers import ANSWERS_FOLDER
+from cortex.worker.monitoring.metrics import merge_series, read_folder
+from cortex.worker.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, read_predictions
+from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 SOURCE = """

@@ -24,10 +24,10 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.replica.monitoring.metrics import read_folder
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.metrics import read_folder
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.cluster.fleets import eventually
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.wait import PATIENCE_S

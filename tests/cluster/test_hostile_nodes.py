@@ -27,8 +27,8 @@ from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
 OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, "127.0.0.1")

@@ -18,7 +18,7 @@ from cluster.test_cluster_engine import cluster, ready, stop, until
 from cortex.cluster.credentials import derive_key
 from cortex.cluster.metrics_mirror import MetricsMirror
 from cortex.home import Home
-from cortex.replica.monitoring.metrics import read_folder
+from cortex.worker.monitoring.metrics import read_folder
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
 

@@ -18,8 +18,8 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.revision import Target
+from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import LocalNode, local_nodes
 from harness.models.model_agents import RunningAgent
 from harness.servers.buckets import BUCKET

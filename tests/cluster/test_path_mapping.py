@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from cortex.cluster.remote_replica import home_folders, map_paths
 from cortex.home import Home
 from cortex.models.spec import HOME_PATH, ModelPath, ModelSource, Pin
-from cortex.replica.spec import ReplicaSpec, Setup
+from cortex.worker.spec import ReplicaSpec, Setup
 
 #: Text fields that are never absolute paths below a home. A new text field goes here or is declared with HOME_PATH.
 NOT_PATHS = {

@@ -15,7 +15,7 @@ from cortex.cluster.archives import ProjectArchives
 from cortex.cluster.transport import Json, connect
 from cortex.errors import InputError
 from cortex.home import Home
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
 pytestmark = pytest.mark.long

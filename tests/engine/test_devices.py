@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cortex.engine import devices
 from cortex.engine.devices import Inventory, assign, find_devices, parse_gpus, visible_gpus
 from cortex.errors import ComputeUnavailableError
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 pytestmark = pytest.mark.processes
 

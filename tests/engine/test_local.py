@@ -17,8 +17,8 @@ from cortex.engine.local import KILL_AFTER_S, SPEC_FILE, LocalEngine, replica_en
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.wait import SLACK, has_ended
 
 pytestmark = pytest.mark.processes

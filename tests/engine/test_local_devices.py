@@ -11,7 +11,7 @@ from test_local import engine_of, is_ready, make_spec, run, until
 
 from cortex.errors import ComputeUnavailableError
 from cortex.home import Home
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 pytestmark = pytest.mark.processes
 

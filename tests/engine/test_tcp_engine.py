@@ -13,7 +13,7 @@ from test_local import engine_of, is_ready, make_spec, run, status, until
 from cortex.engine.local import LocalEngine
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 from harness.replicas.replicas import TcpConnection
 
 pytestmark = pytest.mark.processes

@@ -19,7 +19,7 @@ from cortex.engine.local import LocalEngine
 from cortex.engine.zygotes import Zygotes
 from cortex.home import Home
 from cortex.processes.identity import Identity
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 from harness.wait import has_ended
 
 pytestmark = pytest.mark.processes

@@ -18,7 +18,7 @@ from cortex.export.dockerfile import ImageOptions
 from cortex.export.environment import build_environment
 from cortex.home import Home
 from cortex.projects.project import ProjectFiles
-from cortex.replica.spec import ENVIRONMENT_COMPILED
+from cortex.worker.spec import ENVIRONMENT_COMPILED
 from harness.exported_projects import planned, realtime
 
 pytestmark = pytest.mark.processes

@@ -13,7 +13,7 @@ from typing import Any
 from cortex.gateway.haproxy import ACCESS_LOG_MAX_BYTES, rotate
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
-from cortex.replica.monitoring.request_log import log_id
+from cortex.worker.monitoring.request_log import log_id
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
 
 

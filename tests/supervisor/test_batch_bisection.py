@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.replica.channel import Channel
 from cortex.supervisor.batch_bisection import BatchBisection
+from cortex.worker.channel import Channel
 
 
 def groups_of(found: BatchBisection) -> list[set[str]]:

@@ -8,10 +8,10 @@ import socket
 import pytest
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.shared_state import ConnectionState
-from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import ConnectionTable
+from cortex.worker.shared_state import ConnectionState
+from cortex.worker.spec import Death
 
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n42"
 

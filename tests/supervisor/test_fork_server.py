@@ -10,7 +10,7 @@ import orjson
 import psutil
 
 from cortex.lifecycle import DeathCause
-from cortex.replica.working_copy import copies_folder
+from cortex.worker.working_copy import copies_folder
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
 from harness.wait import has_ended, wait_until

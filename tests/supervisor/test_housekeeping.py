@@ -9,7 +9,7 @@ from pathlib import Path
 from cortex.config.schema import Dependencies
 from cortex.engine.environment import prepare_environment
 from cortex.home import Home
-from cortex.replica.spec import ENVIRONMENT_COMPILED
+from cortex.worker.spec import ENVIRONMENT_COMPILED
 from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.replica.spec import Death
+from cortex.worker.spec import Death
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
 from harness.wait import wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.replica.spec import ReplicaStatus
-from cortex.replica.working_copy import copies_folder
+from cortex.worker.spec import ReplicaStatus
+from cortex.worker.working_copy import copies_folder
 from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 

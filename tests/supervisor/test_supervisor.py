@@ -13,7 +13,7 @@ import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.payloads.signature import parse_signature
-from cortex.replica.requests.runner import DECAY_CALLS
+from cortex.worker.requests.runner import DECAY_CALLS
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 

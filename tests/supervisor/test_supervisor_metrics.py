@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cortex.replica.monitoring.metrics import SUPERVISOR, SeriesKind, read_folder, series_key
+from cortex.worker.monitoring.metrics import SUPERVISOR, SeriesKind, read_folder, series_key
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 

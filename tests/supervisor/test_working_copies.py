@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cortex.replica.working_copy import STRATEGY_VARIABLE, copies_folder
+from cortex.worker.working_copy import STRATEGY_VARIABLE, copies_folder
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 

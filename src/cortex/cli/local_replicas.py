@@ -24,9 +24,9 @@ from cortex.operator.deploy.diagnose import Diagnosis
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.archive import unpack
 from cortex.projects.project import pack
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 _PROJECT = "project"
 _REVISION = "trial"

@@ -13,9 +13,9 @@ from cortex.config.schema import Api
 from cortex.errors import CortexError
 from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis
-from cortex.replica.forks.fork_safety import FINDING
-from cortex.replica.requests.calls import logs_hint
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.forks.fork_safety import FINDING
+from cortex.worker.requests.calls import logs_hint
+from cortex.worker.spec import ReplicaSpec
 
 #: The gateway sets this header, which identifies the request in the response and in the log.
 _REQUEST_ID = "x-cortex-request-id"

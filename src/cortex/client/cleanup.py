@@ -23,8 +23,8 @@ from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.installation import OperatorIdentity, last_operator, operator_file, read_operator
 from cortex.processes.identity import Identity
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 _STATUS_TIMEOUT_S = 2.0
 _SHUTDOWN_REQUEST_TIMEOUT_S = 5.0

@@ -39,8 +39,8 @@ from cortex.engine.local import first_status
 from cortex.engine.usage import ResourceUsage
 from cortex.errors import EngineError
 from cortex.home import Home
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 
 #: At startup, known nodes have this long to connect before new replicas are placed.
 ADOPT_TIMEOUT_S = 4.0

@@ -34,8 +34,8 @@ from cortex.home import Home
 from cortex.processes.backoff import Backoff
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.cluster.engine import ClusterEngine

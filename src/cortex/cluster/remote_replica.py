@@ -33,7 +33,7 @@ from cortex.engine.devices import Inventory
 from cortex.home import Home
 from cortex.models.spec import HOME_PATH
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 #: A running replica that lost its reservation may go on for this long while the reservation is requested again.
 UNRESERVED_S = 30.0

@@ -17,7 +17,7 @@ import psutil
 from cortex.config.schema import Api
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.link import Link
-from cortex.replica.spec import DEV_VARIABLE, ReplicaSpec
+from cortex.worker.spec import DEV_VARIABLE, ReplicaSpec
 
 #: Time for a process to end in order, with its exit hooks, before it is killed.
 STOP_S = 2.0

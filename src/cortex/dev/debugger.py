@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cortex.replica.monitoring.request_log import write_log
+from cortex.worker.monitoring.request_log import write_log
 
 _TOKEN = b"t"
 _PORT_POLL_S = 0.05

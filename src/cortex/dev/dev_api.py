@@ -13,7 +13,7 @@ from cortex.dev.api_process import ApiProcess, DebugSettings, LoadResult
 from cortex.dev.http_gateway import UnavailableError
 from cortex.payloads.signature import parse_signature
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from cortex.dev.session import DevSession

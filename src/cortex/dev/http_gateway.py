@@ -26,8 +26,8 @@ from httptools import HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
 from cortex.config.schema import Api
 from cortex.lifecycle import ApiKind
-from cortex.replica.http.connection import error_body, response_head
-from cortex.replica.spec import TERMINAL_HINT
+from cortex.worker.http.connection import error_body, response_head
+from cortex.worker.spec import TERMINAL_HINT
 
 if TYPE_CHECKING:
     from cortex.dev.dev_api import DevApi

@@ -24,11 +24,11 @@ from cortex.jobs.http.view import JobView, job_json, submitted_json
 from cortex.jobs.spec import Workload
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import MAX_WAIT_S, workload_json
-from cortex.replica.http.connection import Connection, ConnectionPool
-from cortex.replica.monitoring.metrics import RequestRecorder
-from cortex.replica.requests.payload import JSON, encode_json
-from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.monitoring.metrics import RequestRecorder
+from cortex.worker.requests.payload import JSON, encode_json
+from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
+from cortex.worker.spec import ReplicaSpec
 
 _SHOWN_CHARACTERS = 500
 

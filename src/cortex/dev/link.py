@@ -1,6 +1,6 @@
 """The socket pair between `cortex dev` and the process of an API: JSON lines, some of which carry a connection.
 
-A stream, because macOS has no sockets of type SOCK_SEQPACKET, which supervisors use (`replica/channel.py`).
+A stream, because macOS has no sockets of type SOCK_SEQPACKET, which supervisors use (`worker/channel.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cortex.processes.jsonl import LineBuffer, encode
-from cortex.replica.channel import replace_surrogates
+from cortex.worker.channel import replace_surrogates
 
 _READ_BYTES = 64 * 1024
 _MAX_DESCRIPTORS = 32

@@ -31,9 +31,9 @@ from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.http.connection import Connection
-from cortex.replica.spec import ReplicaSpec
-from cortex.replica.worker_process import run_exit_hooks, signature_text
+from cortex.worker.http.connection import Connection
+from cortex.worker.spec import ReplicaSpec
+from cortex.worker.worker_process import run_exit_hooks, signature_text
 
 Messages = Iterator[tuple[dict[str, Any], socket.socket | None]]
 

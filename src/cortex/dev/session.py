@@ -32,7 +32,7 @@ from cortex.errors import ConfigError, CortexError, Diagnostic, InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
 from cortex.projects.dotenv import DOTENV_NAME
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 #: Calls have no deadline, since a debugger may stop them.
 _TIMEOUT_S = 24 * 3600.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cortex.engine.devices import Inventory
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 
 
 class Engine(Protocol):

@@ -13,8 +13,8 @@ import psutil
 
 from cortex.errors import ComputeUnavailableError
 from cortex.processes.limits import usable_memory_bytes, usable_processors
-from cortex.replica.devices import CUDA_DEVICES
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.devices import CUDA_DEVICES
+from cortex.worker.spec import ReplicaSpec
 
 DEVICE_DIR = Path("/dev")
 _PROGRAM = "nvidia-smi"

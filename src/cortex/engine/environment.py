@@ -33,8 +33,8 @@ from cortex.home import Home
 from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
-from cortex.replica.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
 from cortex.state.revision import Target
+from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
 REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")
@@ -43,7 +43,7 @@ _DISTRIBUTION = "cortex-serving"
 #: Incremented when environments are built differently, so that older ones are not reused.
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
-_CHECK = "import cortex.replica.spec, httptools, orjson, starlette.requests, uvloop"
+_CHECK = "import cortex.worker.spec, httptools, orjson, starlette.requests, uvloop"
 _WORD = re.compile(r"[\w./+-]+")
 #: Its environments belong to the installation, and are never written after they were built.
 INSTALLED = Home(Path(sys.prefix))

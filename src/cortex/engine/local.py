@@ -33,16 +33,16 @@ from cortex.processes.backoff import Backoff
 from cortex.processes.daemon import Daemon, has_workers, output_tail
 from cortex.processes.identity import Identity
 from cortex.processes.jsonl import encode
-from cortex.replica.devices import gpu_environ
-from cortex.replica.spec import (
+from cortex.telemetry import Logger
+from cortex.worker.devices import gpu_environ
+from cortex.worker.spec import (
     ProcessStatus,
     ReplicaSpec,
     ReplicaStatus,
     RequestLimits,
     orphan_limit_s,
 )
-from cortex.replica.working_copy import remove_tree
-from cortex.telemetry import Logger
+from cortex.worker.working_copy import remove_tree
 
 SPEC_FILE = "spec.json"
 IDENTITY_FILE = "supervisor.json"

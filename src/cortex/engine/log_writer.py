@@ -17,7 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from cortex.replica.monitoring.request_log import END, ID, MARK
+from cortex.worker.monitoring.request_log import END, ID, MARK
 
 #: Standard output, standard error, and the supervisor itself.
 STDOUT, STDERR, SUPERVISOR = "o", "e", "s"

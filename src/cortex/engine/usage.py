@@ -13,7 +13,7 @@ import psutil
 
 from cortex.engine.devices import NoAnswerError, query_gpus
 from cortex.processes.memory import MemoryUse, memory_use
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 _GPU_FIELDS = "uuid,memory.used,utilization.gpu"
 #: A driver that hangs must not delay the page for long.

@@ -4,7 +4,7 @@
     def user(self, id: int): …
 
 The decorator marks a function and changes nothing about it. Sources (`route_checks`) and live classes (`loader`) are
-checked by the same rules. `bound_routes` binds the functions, and `replica/requests/routes.py` finds the route of a
+checked by the same rules. `bound_routes` binds the functions, and `worker/requests/routes.py` finds the route of a
 request.
 """
 

@@ -1,1 +1,1 @@
-"""Recordings: files with a share of an API's requests and their answers. `replica/monitoring` writes them."""
+"""Recordings: files with a share of an API's requests and their answers. `worker/monitoring` writes them."""

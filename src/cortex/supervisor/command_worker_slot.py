@@ -10,13 +10,13 @@ from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.process_tree import descendants
-from cortex.replica.channel import Channel
-from cortex.replica.commands.command_process import STOP_S
-from cortex.replica.commands.worker import run_command_worker
-from cortex.replica.orphan import Inheritance
-from cortex.replica.spec import Death, ProcessStatus, StartFailure
 from cortex.supervisor.exit_reasons import name_death, resident_bytes
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
+from cortex.worker.channel import Channel
+from cortex.worker.commands.command_process import STOP_S
+from cortex.worker.commands.worker import run_command_worker
+from cortex.worker.orphan import Inheritance
+from cortex.worker.spec import Death, ProcessStatus, StartFailure
 
 #: Output of a command that is kept until it is ready.
 _TAIL_BYTES = 8 * 1024

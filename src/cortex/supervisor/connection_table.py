@@ -1,7 +1,7 @@
 """The supervisor's table of one process's connections: a duplicate of each socket, by the index of its row.
 
 The worker writes the state of each row to shared memory. When it dies, the supervisor reads the rows and answers for
-it: `replica/shared_state.py` has the states, and the response of the supervisor in each of them. READING and DRAINING
+it: `worker/shared_state.py` has the states, and the response of the supervisor in each of them. READING and DRAINING
 for two ticks in a row means that only a slow client keeps the connection: its call slot is lent to another request.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
 from cortex.payloads.openai_errors import is_openai_path
-from cortex.replica.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
-from cortex.replica.http.connection import close_frame, error_response, path_below
-from cortex.replica.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
-from cortex.replica.spec import Death
 from cortex.supervisor.batch_bisection import BatchBisection
+from cortex.worker.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
+from cortex.worker.http.connection import close_frame, error_response, path_below
+from cortex.worker.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
+from cortex.worker.spec import Death
 
 #: Time that a connection stays open after its last response, so that the client reads the response before the close.
 LINGER_S = 2.0

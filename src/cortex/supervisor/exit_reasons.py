@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cortex.lifecycle import DeathCause
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import Death
+from cortex.worker.spec import Death
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS}
 _FAILED_START = Backoff(1.0, 60.0)

@@ -1,6 +1,6 @@
 """The slots of a replica with `handler.preload`: the fork server, and the workers that it forks.
 
-The fork server (`replica.forks.fork_server`) constructs the class, and is no worker: it has no connections. A worker's
+The fork server (`worker.forks.fork_server`) constructs the class, and is no worker: it has no connections. A worker's
 slot requests a fork from it and gets the pid from the process itself, so it does not matter when the fork server dies:
 
 state of the slot       process   what happens
@@ -27,14 +27,14 @@ from typing import Any
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.memory import memory_use
 from cortex.processes.process_tree import stat_fields
-from cortex.replica.channel import Channel
-from cortex.replica.forks.fork_server import WorkerDescriptors, WorkerResources, run_request_fork_server
-from cortex.replica.orphan import Inheritance
-from cortex.replica.spec import Death, ReplicaSpec, StartFailure
 from cortex.supervisor.exit_reasons import resident_bytes, restart_delay_s
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import Fork, ProcessSlot
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
+from cortex.worker.channel import Channel
+from cortex.worker.forks.fork_server import WorkerDescriptors, WorkerResources, run_request_fork_server
+from cortex.worker.orphan import Inheritance
+from cortex.worker.spec import Death, ReplicaSpec, StartFailure
 
 #: A fork server that has not forked by then is stuck, for example in a fork handler of a library.
 _FORK_TIMEOUT_S = 30.0

@@ -14,9 +14,9 @@ from pathlib import Path
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background
 from cortex.processes.process_tree import children
-from cortex.replica.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE
-from cortex.replica.working_copy import remove_tree
 from cortex.supervisor.process_slot import leave_supervisor
+from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE
+from cortex.worker.working_copy import remove_tree
 
 
 class Housekeeping:

@@ -18,12 +18,12 @@ from cortex.jobs.http.wire import RenewalRequest, write_renew
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
 from cortex.processes.process_tree import stat_fields
-from cortex.replica.channel import Channel
-from cortex.replica.jobs.job_worker import run_job_worker
-from cortex.replica.jobs.shared_state import SharedJobState
-from cortex.replica.spec import KEPT_DEATHS, Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.exit_reasons import timed_out
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
+from cortex.worker.channel import Channel
+from cortex.worker.jobs.job_worker import run_job_worker
+from cortex.worker.jobs.shared_state import SharedJobState
+from cortex.worker.spec import KEPT_DEATHS, Death, ProcessStatus, ReplicaSpec
 
 #: The supervisor renews leases that the worker has not renewed for this share of their duration.
 _UNRENEWED_SHARE = 0.5

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortex.processes.sockets import accept_one, address_of, listen, listen_over_tcp, refuse
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from cortex.supervisor.pending_connections import PendingConnections

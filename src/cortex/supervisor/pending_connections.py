@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cortex.replica.http.connection import SECRET_HEADER, error_response
+from cortex.worker.http.connection import SECRET_HEADER, error_response
 
 #: Time limit for the first request head of a connection.
 HEAD_LIMIT_S = 10.0

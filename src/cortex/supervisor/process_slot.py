@@ -42,10 +42,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.replica.channel import Channel
-from cortex.replica.monitoring.request_log import mark_streams
-from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
-from cortex.replica.worker_process import end_with_parent
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,
     name_death,
@@ -54,6 +50,10 @@ from cortex.supervisor.exit_reasons import (
     restart_delay_s,
 )
 from cortex.supervisor.models.worker_models import WorkerModels
+from cortex.worker.channel import Channel
+from cortex.worker.monitoring.request_log import mark_streams
+from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
+from cortex.worker.worker_process import end_with_parent
 
 #: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500

@@ -21,11 +21,6 @@ from typing import Any
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import ProcessState
 from cortex.predictor.applications import APPLICATION_TYPES
-from cortex.replica.channel import Channel
-from cortex.replica.orphan import Inheritance
-from cortex.replica.request_worker import run_request_worker
-from cortex.replica.shared_state import ConnectionState, SharedConnectionState
-from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec
 from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import (
     CALL_STATES,
@@ -36,6 +31,11 @@ from cortex.supervisor.connection_table import (
 from cortex.supervisor.exit_reasons import client_disconnected, timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
+from cortex.worker.channel import Channel
+from cortex.worker.orphan import Inheritance
+from cortex.worker.request_worker import run_request_worker
+from cortex.worker.shared_state import ConnectionState, SharedConnectionState
+from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec
 
 #: A process that is being stopped must be without requests for this long.
 IDLE_BEFORE_STOP_S = 0.2

@@ -27,17 +27,17 @@ from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
-from cortex.replica.channel import Channel
-from cortex.replica.monitoring.metrics import COPIES_FOLDER, MetricFile, SeriesKind, compact_ended, series_key
-from cortex.replica.monitoring.metrics import SUPERVISOR as METRICS_FILE
-from cortex.replica.shared_state import MAX_CONNECTIONS
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
-from cortex.replica.worker_process import adopt_orphans
-from cortex.replica.working_copy import StrategyTest, copies_folder, ignored_strategy
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot
+from cortex.worker.channel import Channel
+from cortex.worker.monitoring.metrics import COPIES_FOLDER, MetricFile, SeriesKind, compact_ended, series_key
+from cortex.worker.monitoring.metrics import SUPERVISOR as METRICS_FILE
+from cortex.worker.shared_state import MAX_CONNECTIONS
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
+from cortex.worker.worker_process import adopt_orphans
+from cortex.worker.working_copy import StrategyTest, copies_folder, ignored_strategy
 
 if TYPE_CHECKING:
     from cortex.supervisor.fork_server_slot import ForkServerSlot

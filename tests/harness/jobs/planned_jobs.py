@@ -11,7 +11,7 @@ from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
 from cortex.operator.jobs.plan import JobWorkerState, PlannedJob
 from cortex.operator.replicas.capacity import DeviceCapacity, MachineCapacity
-from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
+from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 NOW = 1_000_000.0
 

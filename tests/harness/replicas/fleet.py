@@ -9,9 +9,9 @@ from typing import Any
 from cortex.config.schema import Api
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
-from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Target
+from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3')

@@ -21,7 +21,7 @@ from typing import Any
 from cortex.lifecycle import ProcessState
 from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.connections import UnixConnection
 from harness.wait import PATIENCE_S, SLACK, wait_until
 

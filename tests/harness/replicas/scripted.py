@@ -11,7 +11,7 @@ from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.statistics import BackendStats
 from cortex.lifecycle import ProcessState
-from cortex.replica.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
+from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from harness.wait import PATIENCE_S
 
 

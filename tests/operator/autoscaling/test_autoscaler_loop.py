@@ -16,10 +16,10 @@ from cortex.engine.devices import Inventory
 from cortex.errors import GatewayError
 from cortex.operator.autoscaling.autoscaler import KEPT_DECISIONS, Autoscaler, AutoscalerIntervals, LoadSources
 from cortex.operator.replicas.plan import wanted_replicas
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.replicas.fleet import READY, api, replica, target
 
 

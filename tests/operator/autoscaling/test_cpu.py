@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cortex.engine.usage import CpuMeter
-from cortex.replica.spec import ReplicaStatus
+from cortex.worker.spec import ReplicaStatus
 from harness.replicas.fleet import READY, STARTING, replica
 from harness.wait import wait_until
 

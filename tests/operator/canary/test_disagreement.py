@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortex.operator.canary.disagreement import MAX_WAITING, PairedPredictions, disagree
-from cortex.replica.monitoring.tracker import RING_SIZE, PredictionKind, PredictionRing, class_hash
+from cortex.worker.monitoring.tracker import RING_SIZE, PredictionKind, PredictionRing, class_hash
 
 CLASS, NUMBER = PredictionKind.CLASS, PredictionKind.NUMBER
 

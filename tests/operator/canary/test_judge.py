@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cortex.operator.canary.judge import Finding, Judge, RevisionNumbers, overall
-from cortex.replica.monitoring.metrics import FINE_BOUNDS_S, HANDLER, SeriesKind, series_key
+from cortex.worker.monitoring.metrics import FINE_BOUNDS_S, HANDLER, SeriesKind, series_key
 from harness.replicas.fleet import api
 
 BOUNDS = (*FINE_BOUNDS_S, math.inf)

@@ -21,8 +21,13 @@ from cortex.operator.canary.controller import CanaryController
 from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.monitoring.answers import ANSWERS_FOLDER, answer_digest
-from cortex.replica.monitoring.metrics import (
+from cortex.state.database import open_state
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, StoredFailure, Target
+from cortex.state.queries.key_values import KeyValueStore
+from cortex.state.queries.metrics import MetricStore
+from cortex.telemetry import Logger
+from cortex.worker.monitoring.answers import ANSWERS_FOLDER, answer_digest
+from cortex.worker.monitoring.metrics import (
     COPIES_FOLDER,
     FINE_BOUNDS_S,
     HANDLER,
@@ -32,12 +37,7 @@ from cortex.replica.monitoring.metrics import (
     process_file,
     series_key,
 )
-from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, PredictionRing
-from cortex.state.database import open_state
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, StoredFailure, Target
-from cortex.state.queries.key_values import KeyValueStore
-from cortex.state.queries.metrics import MetricStore
-from cortex.telemetry import Logger
+from cortex.worker.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind, PredictionRing
 from harness.replicas.fleet import api
 
 CONFIG = CanaryConfig.model_validate({"steps": ["10%", "50%"], "min_requests": 100})

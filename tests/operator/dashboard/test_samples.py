@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.operator.dashboard.samples import ApiSample, SampleRing, average, duration_buckets, quantile
-from cortex.replica.monitoring.metrics import SeriesKind, series_key
+from cortex.worker.monitoring.metrics import SeriesKind, series_key
 
 
 def test_a_ring_returns_one_sample_per_interval_oldest_first() -> None:

@@ -13,8 +13,8 @@ from cortex.errors import ConfigError
 from cortex.operator.deploy import model_checks
 from cortex.operator.deploy.deployer import revision_of
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
-from cortex.replica.spec import ReplicaSpec, Setup
 from cortex.state.revision import Target
+from cortex.worker.spec import ReplicaSpec, Setup
 from harness.models.model_makers import onnx_model
 from harness.servers.public_bucket import public_bucket
 

@@ -20,12 +20,12 @@ from cortex.operator.http.documentation_page import asset_names
 from cortex.operator.http.documentation_routes import DocumentationRoutes
 from cortex.operator.replicas.signatures import Signatures
 from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, ModelSignature, TensorSignature
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaStatus
 from harness.connections import UnixConnection
 from harness.jobs.jobs_server import serve_app
 

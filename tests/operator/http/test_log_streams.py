@@ -12,7 +12,7 @@ from cortex.gateway.access_log import ACCESS_LOG_FILE as ACCESS_LOG
 from cortex.gateway.access_log import LocalAccess
 from cortex.operator.http.log_format import LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs
-from cortex.replica.monitoring.request_log import END, MARK
+from cortex.worker.monitoring.request_log import END, MARK
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 

@@ -30,11 +30,11 @@ from cortex.lifecycle import DeathCause, JobStatus
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.service import JobService
 from cortex.operator.replicas.preparations import Preparations
-from cortex.replica.spec import Death
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import Death
 from harness.replicas.scripted import ScriptedEngine, until
 from harness.wait import PATIENCE_S
 

@@ -20,7 +20,7 @@ from cortex.operator.monitoring.drift import (
     compare,
     observe,
 )
-from cortex.replica.monitoring.tracker import bucket_of
+from cortex.worker.monitoring.tracker import bucket_of
 
 #: Draws counts by category.
 Draw = Callable[[Generator, int], dict[str, int]]

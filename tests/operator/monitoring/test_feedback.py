@@ -10,8 +10,8 @@ import pytest
 from cortex.errors import InputError
 from cortex.operator.monitoring.drift import parse_baseline
 from cortex.operator.monitoring.feedback import as_text, parse_feedback, score
-from cortex.replica.monitoring.tracker import bucket_of, class_hash
 from cortex.state.queries.predictions import MAX_ERROR, GroundTruth
+from cortex.worker.monitoring.tracker import bucket_of, class_hash
 
 HOUR = 487_000
 ID = f"{HOUR * 3_600_000 + 5}-7-1"

@@ -9,12 +9,12 @@ from sqlalchemy import Engine
 from cortex.config.schema import Api
 from cortex.operator.monitoring import metric_totals
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
 
 REQUESTS = series_key(SeriesKind.COUNTER, "requests", {"code": "200"})
 LOWEST = series_key(SeriesKind.MIN, "value")

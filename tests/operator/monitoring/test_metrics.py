@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from cortex.operator.monitoring.metrics import HELP, MetricPoint, counter, gauge, series_points, to_text
-from cortex.replica.monitoring.metrics import Histogram, MetricFile, SeriesKind, read_metrics, series_key
+from cortex.worker.monitoring.metrics import Histogram, MetricFile, SeriesKind, read_metrics, series_key
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 

@@ -18,15 +18,15 @@ from cortex.operator.monitoring.feedback import parse_feedback
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, quantile
 from cortex.operator.monitoring.tracking import KEPT_HOURS, PredictionArchive, Tracking
-from cortex.replica.monitoring.metrics import MetricFile, process_file
-from cortex.replica.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.queries.predictions import MAX_ERROR, PredictionStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.metrics import MetricFile, process_file
+from cortex.worker.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
+from cortex.worker.spec import ReplicaSpec
 
 HOUR = 487_000
 NOW = HOUR * 3600.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.status import as_metadata, describe_models
-from cortex.replica.spec import ModelsStatus, ReplicaStatus, ServedVersion
+from cortex.worker.spec import ModelsStatus, ReplicaStatus, ServedVersion
 from harness.replicas.fleet import replica
 
 

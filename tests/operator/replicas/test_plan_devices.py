@@ -13,9 +13,9 @@ from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Promote, Replica, ReplicaAction, Retire, Stage, Start, plan
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.status import shortage_of, status_of
-from cortex.replica.spec import ProcessStatus
 from cortex.state.queries.apis import ApiRecord, StoredFailure
 from cortex.state.revision import Target
+from cortex.worker.spec import ProcessStatus
 from harness.replicas.fleet import FAILED, READY, STARTING, api, record, replica, target
 
 DONE = Preparation(Stage.DONE)

@@ -9,9 +9,9 @@ from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
-from cortex.replica.spec import StartFailure
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import StartFailure
 from harness.replicas.fleet import target
 
 KEY = ("iris", "r1")

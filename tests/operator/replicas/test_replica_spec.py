@@ -6,7 +6,7 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 from harness.replicas.fleet import api, target
 
 PREPARED = Prepared("python", {"KEY": "value"})

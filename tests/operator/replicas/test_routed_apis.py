@@ -13,11 +13,11 @@ from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature, RouteSignature
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaStatus
 from harness.replicas.fleet import api, record, target
 
 ROUTE = "import cortex\nclass Base:\n  @cortex.route('GET', '/a')\n  def a(self): ...\n"

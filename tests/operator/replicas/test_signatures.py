@@ -12,12 +12,12 @@ from cortex.config.schema import Api
 from cortex.home import Home
 from cortex.operator.replicas.signatures import Signatures
 from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignature
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaStatus
 
 SPEC = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "handler.py"}})
 TARGET = Target("r1", SPEC, "project")

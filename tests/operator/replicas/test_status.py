@@ -7,8 +7,8 @@ import pytest
 from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage
 from cortex.operator.replicas.status import STALLED_AFTER, ApiState, status_of, through_gateway
-from cortex.replica.spec import Death, StartFailure
 from cortex.state.queries.apis import StoredFailure
+from cortex.worker.spec import Death, StartFailure
 from harness.replicas.fleet import (
     BROKEN,
     FAILED,

@@ -37,8 +37,8 @@ from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
-from cortex.replica.spec import ReplicaSpec, parse_limits
 from cortex.telemetry import Logger, configure
+from cortex.worker.spec import ReplicaSpec, parse_limits
 
 HEARTBEAT_S = 1.0
 _MEASURE_S = 5.0

@@ -29,8 +29,8 @@ from cortex.errors import CortexError, EngineError, InputError
 from cortex.home import Home
 from cortex.processes.backoff import Backoff
 from cortex.projects.archive import archive_hash, unpack
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 
 if TYPE_CHECKING:
     from cortex.cluster.node.agent import NodeAgent

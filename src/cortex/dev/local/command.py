@@ -15,12 +15,12 @@ from pathlib import Path
 
 from cortex.dev.api_process import describe_exit
 from cortex.errors import UserError
-from cortex.replica.commands.command_process import CommandProcess
-from cortex.replica.commands.readiness_probe import wait_until_ready
-from cortex.replica.commands.server import FLUSH_S, CommandServer
-from cortex.replica.http.connection import Connection
-from cortex.replica.shared_state import MAX_CONNECTIONS, SharedConnectionState
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.readiness_probe import wait_until_ready
+from cortex.worker.commands.server import FLUSH_S, CommandServer
+from cortex.worker.http.connection import Connection
+from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
+from cortex.worker.spec import ReplicaSpec
 
 
 class CommandApi:

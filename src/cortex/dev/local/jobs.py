@@ -44,12 +44,12 @@ from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.operator.jobs.workers import job_assignment
 from cortex.predictor.batch import BatchCode
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.replica.jobs.job_run import JobRun, WorkloadRun
-from cortex.replica.jobs.operator_client import CompletionHook
-from cortex.replica.jobs.shared_state import SharedJobState
-from cortex.replica.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
-from cortex.replica.monitoring.request_log import write_log
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.jobs.job_run import JobRun, WorkloadRun
+from cortex.worker.jobs.operator_client import CompletionHook
+from cortex.worker.jobs.shared_state import SharedJobState
+from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
+from cortex.worker.monitoring.request_log import write_log
+from cortex.worker.spec import ReplicaSpec
 
 
 @dataclass

@@ -17,8 +17,8 @@ from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.dotenv import DOTENV_NAME
-from cortex.replica.spec import ReplicaSpec, Setup
 from cortex.state.revision import Target
+from cortex.worker.spec import ReplicaSpec, Setup
 
 T = TypeVar("T")
 

@@ -34,9 +34,9 @@ from cortex.operator.autoscaling.policy import (
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import wanted_replicas
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaStatus
 
 #: Number of recent decisions kept for each API.
 KEPT_DECISIONS = 100

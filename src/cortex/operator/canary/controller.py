@@ -13,11 +13,11 @@ from cortex.operator.canary.judge import WARM_UP_S, RevisionNumbers
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance, is_of_models
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.replica.monitoring.answers import ANSWERS_FOLDER
-from cortex.replica.monitoring.metrics import merge_series
-from cortex.replica.monitoring.tracker import PREDICTIONS_FOLDER
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.answers import ANSWERS_FOLDER
+from cortex.worker.monitoring.metrics import merge_series
+from cortex.worker.monitoring.tracker import PREDICTIONS_FOLDER
 
 #: Length of a window; longer if a revision has no request in it.
 WINDOW_S = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cortex.config.schema import TrackerConfig
-from cortex.replica.monitoring.answers import answers_agree
-from cortex.replica.monitoring.tracker import CLASSIFICATION, PredictionKind, read_predictions
+from cortex.worker.monitoring.answers import answers_agree
+from cortex.worker.monitoring.tracker import CLASSIFICATION, PredictionKind, read_predictions
 
 #: Predictions of each revision that wait for the other one; the oldest are dropped.
 MAX_WAITING = 100_000

@@ -34,7 +34,7 @@ from cortex.config.schema import Api, CanaryConfig
 from cortex.config.values import fraction
 from cortex.operator.canary.evidence import Claim, CountWindow, Evidence, log_mean
 from cortex.operator.monitoring.prediction_summary import categories
-from cortex.replica.monitoring.metrics import HANDLER, SeriesKind, parse_key
+from cortex.worker.monitoring.metrics import HANDLER, SeriesKind, parse_key
 
 Json = dict[str, Any]
 
@@ -78,7 +78,7 @@ class RevisionNumbers:
 
     @classmethod
     def of(cls, series: Mapping[str, float], replicas: Collection[str] = frozenset()) -> RevisionNumbers:
-        """Return the numbers in the series of `replica.monitoring.metrics`, merged over `replicas`."""
+        """Return the numbers in the series of `worker.monitoring.metrics`, merged over `replicas`."""
         requests = errors = 0
         durations: dict[float, int] = {}
         for key, value in series.items():

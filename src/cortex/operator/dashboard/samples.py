@@ -18,9 +18,9 @@ from cortex.gateway.statistics import BackendStats
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
-from cortex.replica.monitoring.metrics import SeriesKind, parse_key
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.metrics import SeriesKind, parse_key
 
 SAMPLE_S = 5.0
 #: Interval and number of the samples in each ring.

@@ -31,10 +31,10 @@ from cortex.operator.monitoring.tracking import require_tracker
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.operator.replicas.status import as_metadata, describe_models
 from cortex.projects.archive import MAX_PROJECT_BYTES
-from cortex.replica.monitoring.tracker import CLASSIFICATION
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.queries.history import HistoryEntry
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.tracker import CLASSIFICATION
 
 Json = dict[str, Any]
 

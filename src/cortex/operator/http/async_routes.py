@@ -19,8 +19,8 @@ from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
 from cortex.operator.jobs.async_apis import AsyncApis
-from cortex.replica.monitoring.request_log import valid_traceparent
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.request_log import valid_traceparent
 
 #: Maximum duration of a long poll.
 MAX_WAIT_S = 300.0

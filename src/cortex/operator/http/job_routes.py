@@ -33,8 +33,8 @@ from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayR
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_logs
 from cortex.operator.jobs.service import JobService
-from cortex.replica.monitoring.request_log import valid_traceparent
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.request_log import valid_traceparent
 
 #: Content types of an upload: one JSON value per line, however many.
 _UPLOAD_TYPES = frozenset(

@@ -18,8 +18,8 @@ from cortex.jobs.spec import Assignment, Workload, WorkloadView
 from cortex.lifecycle import ApiKind, WorkloadStatus
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.worker.spec import ReplicaSpec
 
 #: Drain timeout of a replica whose API was deleted.
 _DELETED_DRAIN_S = 10.0

@@ -25,8 +25,8 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.plan import JobWorkerState
-from cortex.replica.spec import Death, ReplicaSpec, ReplicaStatus
 from cortex.telemetry import Logger
+from cortex.worker.spec import Death, ReplicaSpec, ReplicaStatus
 
 #: Error of a task whose worker vanished: how much of it was done is unknown.
 VANISHED = "its worker vanished, with the machine or through `cortex down`; what it had done by then is unknown"

@@ -3,7 +3,7 @@
 The statistic is the population stability index (PSI), the sum of (p - q) ln(p / q) over bins. Without drift it is
 distributed as (1/n + 1/m) times a chi-square variable with (bins - 1) degrees of freedom, for a window of n and a
 baseline of m predictions. This gives the threshold that chance exceeds at a given rate. Counts are by category: the
-name of a class, or the number of a bucket (`replica/monitoring/tracker.py`) as text.
+name of a class, or the number of a bucket (`worker/monitoring/tracker.py`) as text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from cortex.config.rules.project_rules import MIN_BASELINE
 from cortex.errors import InputError
-from cortex.replica.monitoring.metrics import escape_surrogates
-from cortex.replica.monitoring.tracker import bucket_of
+from cortex.worker.monitoring.metrics import escape_surrogates
+from cortex.worker.monitoring.tracker import bucket_of
 
 Counts = Mapping[str, int]
 #: Counts of one bin: (in the baseline, in the window).

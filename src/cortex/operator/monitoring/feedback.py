@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cortex.errors import InputError
-from cortex.replica.monitoring.metrics import escape_surrogates
-from cortex.replica.monitoring.tracker import class_hash
 from cortex.state.queries.predictions import MAX_ERROR, GroundTruth
+from cortex.worker.monitoring.metrics import escape_surrogates
+from cortex.worker.monitoring.tracker import class_hash
 
 #: Maximum size of one body.
 MAX_FEEDBACK_BYTES = 32 * 1024 * 1024

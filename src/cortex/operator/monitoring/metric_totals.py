@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from cortex.replica.monitoring.metrics import COPIES_FOLDER, SeriesKind, merge_series, parse_key, read_folder
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
+from cortex.worker.monitoring.metrics import COPIES_FOLDER, SeriesKind, merge_series, parse_key, read_folder
+from cortex.worker.spec import ReplicaSpec
 
 #: Maximum of stored series per API; newer ones are dropped.
 MAX_SERIES = 20_000

@@ -21,8 +21,10 @@ from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
-from cortex.replica.monitoring.exchange_writer import RECORDED_KEY, UNRECORDED_KEYS
-from cortex.replica.monitoring.metrics import (
+from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.telemetry import Logger
+from cortex.worker.monitoring.exchange_writer import RECORDED_KEY, UNRECORDED_KEYS
+from cortex.worker.monitoring.metrics import (
     DURATION_BOUNDS_S,
     HANDLER,
     Series,
@@ -30,8 +32,6 @@ from cortex.replica.monitoring.metrics import (
     escape_surrogates,
     parse_key,
 )
-from cortex.state.queries.apis import ApiRecord, ApiStore
-from cortex.telemetry import Logger
 
 #: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.
 HELP: Mapping[str, str] = {

@@ -9,8 +9,9 @@ from typing import Any
 
 from cortex.config.schema import TrackerConfig
 from cortex.operator.monitoring.drift import Drift, Window
-from cortex.replica.monitoring.metrics import escape_surrogates, parse_key
-from cortex.replica.monitoring.tracker import (
+from cortex.state.queries.predictions import ErrorSums
+from cortex.worker.monitoring.metrics import escape_surrogates, parse_key
+from cortex.worker.monitoring.tracker import (
     BUCKETS,
     CLASSIFICATION,
     COUNT_KEY,
@@ -22,7 +23,6 @@ from cortex.replica.monitoring.tracker import (
     UNTRACKED_KEY,
     bucket_value,
 )
-from cortex.state.queries.predictions import ErrorSums
 
 #: Maximum of classes shown, the most frequent first.
 SHOWN_CLASSES = 20

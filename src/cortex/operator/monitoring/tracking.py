@@ -20,17 +20,17 @@ from cortex.operator.monitoring import drift
 from cortex.operator.monitoring.feedback import Truths, as_text, score
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
-from cortex.replica.monitoring.tracker import (
+from cortex.state.queries.apis import ApiRecord, ApiStore
+from cortex.state.queries.predictions import PredictionStore
+from cortex.state.revision import Target
+from cortex.telemetry import Logger
+from cortex.worker.monitoring.tracker import (
     CLASSIFICATION,
     PREDICTIONS_FOLDER,
     PredictionKind,
     copy_predictions,
     find_predictions,
 )
-from cortex.state.queries.apis import ApiRecord, ApiStore
-from cortex.state.queries.predictions import PredictionStore
-from cortex.state.revision import Target
-from cortex.telemetry import Logger
 
 #: Interval of drift detection.
 UPDATE_S = 5.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from cortex.config.schema import Compute
 from cortex.engine.devices import Inventory
 from cortex.errors import format_size
-from cortex.replica.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec
 
 #: Tolerance for comparing sums of fractions of cores.
 _EPSILON = 1e-6

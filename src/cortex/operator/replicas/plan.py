@@ -31,9 +31,9 @@ from types import MappingProxyType
 
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
-from cortex.replica.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Target
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
-from cortex.replica.spec import StartFailure
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import StartFailure
 
 _BACKOFF = Backoff(10.0, 300.0)
 #: Delay after the second loss in a row and later ones; the first replacement is immediate.

@@ -49,10 +49,10 @@ from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 #: Maximum time between two passes. Backoffs end without a notification.
 TICK_S = 1.0

@@ -11,8 +11,8 @@ from cortex.config.values import fraction
 from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source, trusts_pickle
-from cortex.replica.spec import ReplicaSpec
 from cortex.state.revision import Target
+from cortex.worker.spec import ReplicaSpec
 
 
 def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:

@@ -19,9 +19,9 @@ from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, ApiKey, Canary, Cor
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
-from cortex.replica.spec import ProcessStatus
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
+from cortex.worker.spec import ProcessStatus
 
 RoutedProcess = tuple[Replica, ProcessStatus]
 

@@ -14,11 +14,11 @@ from cortex.operator.deploy.projects import ProjectFolders
 from cortex.payloads.signature import ApiSignature, parse_signature
 from cortex.predictor.checks.source_checks import class_routes
 from cortex.predictor.interface import GENERATIONS
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.revision import Target
 from cortex.telemetry import Logger
+from cortex.worker.spec import ReplicaStatus
 
 
 class Signatures:

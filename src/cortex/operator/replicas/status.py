@@ -11,8 +11,8 @@ from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, canary_replicas, is_proven, wanted_replicas
-from cortex.replica.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
 from cortex.state.queries.apis import ApiRecord
+from cortex.worker.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
 
 Json = dict[str, Any]
 

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.models.protocol import CatalogueUpdate
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, Model, ModelProblem, ModelSource, Version
-from cortex.replica.spec import ModelsStatus, ServedVersion
 from cortex.supervisor.models.worker_models import LoadedVersion, find_extra_versions
 from cortex.supervisor.process_slot import ProcessSlot
+from cortex.worker.spec import ModelsStatus, ServedVersion
 
 if TYPE_CHECKING:
     from cortex.supervisor.supervisor import Supervisor

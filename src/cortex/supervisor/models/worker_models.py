@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cortex.models.spec import Catalogue, ModelProblem
-from cortex.replica.channel import Channel
-from cortex.replica.worker_process import ModelStart
+from cortex.worker.channel import Channel
+from cortex.worker.worker_process import ModelStart
 
 
 class LoadedVersion(NamedTuple):

@@ -42,8 +42,8 @@ from cortex.replay.report import (
 )
 from cortex.replay.session import ReplaySession, ReplaySettings, ReplayTarget
 from cortex.replay.statistics import ReplayStatistics
-from cortex.replica.spec import ReplicaSpec
 from cortex.storage.client import download, is_remote
+from cortex.worker.spec import ReplicaSpec
 
 #: Added to the timeout of the API.
 _GRACE_S = 10.0

@@ -17,8 +17,8 @@ from cortex.client.environments import LOCAL
 from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
 from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import Installation, read_operator
-from cortex.replica.monitoring.trace_export import find_problem
 from cortex.tls import CertificateFiles
+from cortex.worker.monitoring.trace_export import find_problem
 
 if TYPE_CHECKING:
     from cortex.cli.deploy_project import StartDeployment

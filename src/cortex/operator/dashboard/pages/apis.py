@@ -21,8 +21,8 @@ from cortex.operator.dashboard.samples import DAY, HOUR, ApiSample
 from cortex.operator.http.api_routes import describe_api, describe_apis
 from cortex.operator.http.services import Services
 from cortex.processes.memory import MemoryUse
-from cortex.replica.spec import ReplicaStatus
 from cortex.state.queries.apis import ApiRecord
+from cortex.worker.spec import ReplicaStatus
 
 Json = dict[str, Any]
 

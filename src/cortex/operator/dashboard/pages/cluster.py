@@ -15,7 +15,7 @@ from cortex.cluster.placement import Amounts, ClusterResources, NodeResources
 from cortex.engine.devices import Inventory
 from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.http.services import Services
-from cortex.replica.spec import ReplicaSpec, ReplicaStatus
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 #: With more nodes, the replicas of each are folded.
 _MAX_UNFOLDED = 3

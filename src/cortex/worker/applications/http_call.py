@@ -1,0 +1,173 @@
+"""One HTTP request of an application: the `receive` and `send` of its ASGI call.
+
+The call may go on after its response (background tasks of the framework); the connection is then free for the next
+request. When the client disconnects, `receive` returns `http.disconnect`, and `send` raises an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cortex.worker.applications.application_scope import Scope, route_template
+from cortex.worker.http.connection import BODILESS, Header
+from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
+from cortex.worker.monitoring.route_metrics import OTHER
+from cortex.worker.requests.payload import validate_head
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.spans import RequestSpan
+
+Message = dict[str, Any]
+#: `send` of the application waits while more bytes than this wait for the gateway.
+MAX_UNSENT_BYTES = 256 * 1024
+_DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class ClientDisconnectedError(OSError):
+    """The application sends to a client that has disconnected."""
+
+
+class HttpCall:
+    """The state of one request and its response. Event-loop thread only."""
+
+    def __init__(
+        self,
+        connection: StreamingConnection,
+        scope: Scope,
+        on_progress: Callable[[], None],
+        on_abandoned: Callable[[], None],
+    ) -> None:
+        """Create the call.
+
+        `on_progress` is called when a part of the request or of the response has moved, and `on_abandoned` when the
+        client disconnects from a response that has begun while the application does not wait for `http.disconnect`.
+        """
+        self.scope = scope
+        self.status = 0  #: of the response; 0 until it has begun
+        self.is_over = False  #: the response is complete, or the client has disconnected
+        self.was_closed = False  #: the connection was closed before the response was complete
+        self.over_ns = 0  #: when `is_over` became true, monotonic
+        self._connection = connection
+        self._on_progress = on_progress
+        self._on_abandoned = on_abandoned
+        self._endpoint = scope["root_path"]
+        self._is_head = scope["method"] == "HEAD"
+        # The bare endpoint; pages there need the slash, so that their relative addresses lead below the endpoint.
+        self._may_redirect = scope["path"] == scope["root_path"] and scope["method"] in ("GET", "HEAD")
+        self._is_read = False  #: the application has received the whole body
+        self._head: tuple[int, tuple[Header, ...]] | None = None
+        self._length: int | None = None  #: of the body, if the application has declared it
+        self._sent_bytes = 0
+        self._changed: asyncio.Event | None = None
+
+    # Of the connection.
+
+    def wake(self) -> None:
+        """Wake the call: more of the body has arrived, or the request has ended."""
+        if self._connection.call is not self:
+            self.is_over = True
+            self.over_ns = time.monotonic_ns()
+            self.was_closed = not self._connection.open
+        else:
+            self._on_progress()
+        if self._changed is not None:
+            self._changed.set()
+        elif self.was_closed and self.status:
+            self._on_abandoned()
+
+    def receive_data(self, data: bytes) -> None:
+        """Refuse bytes of other protocols: HTTP requests are never upgraded."""
+        raise AssertionError("an HTTP request was upgraded")
+
+    # Of the application.
+
+    async def receive(self) -> Message:
+        """Return the next part of the body, or `http.disconnect` after the end of the request."""
+        connection = self._connection
+        while not self.is_over:
+            if not self._is_read and (connection.has_body or connection.is_complete):
+                body = connection.take_body()
+                self._is_read = connection.is_complete
+                return {"type": "http.request", "body": body, "more_body": not self._is_read}
+            self._changed = asyncio.Event()
+            try:
+                await self._changed.wait()
+            finally:
+                self._changed = None
+        return _DISCONNECT
+
+    async def send(self, message: Message) -> None:
+        """Send the head or a part of the body.
+
+        Raises: ClientDisconnectedError; UserError, RuntimeError for a message that is not valid now.
+        """
+        kind = message["type"]
+        if self._head is None:
+            if kind != "http.response.start":
+                raise RuntimeError(f"expected the message 'http.response.start', but got {kind!r}")
+            self._start(message["status"], tuple(message.get("headers", ())))
+            return
+        if kind != "http.response.body":
+            raise RuntimeError(f"expected the message 'http.response.body', but got {kind!r}")
+        if self.was_closed:
+            raise ClientDisconnectedError("the client has disconnected")
+        if self.is_over:
+            return
+        self._write(bytes(message.get("body", b"")), message.get("more_body", False))
+        if not self.is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            await self._connection.flushed()
+            self._on_progress()
+
+    def _start(self, status: int, headers: tuple[Header, ...]) -> None:
+        """Keep the head until the body begins: a body in one piece is sent with its length."""
+        kept = tuple(header for header in validate_head(status, headers) if header[0] != b"date")
+        if status == 404 and self._may_redirect:
+            query = self.scope["query_string"]
+            location = self.scope["root_path"].encode("latin-1") + b"/" + (b"?" + query if query else b"")
+            status, kept = 307, ((b"location", location),)
+            self._length = 0
+            self._is_head = True  # drop the body
+        elif status not in BODILESS:
+            self._length = declared_length(headers)
+        self._head = status, kept
+
+    def _write(self, body: bytes, more: bool) -> None:
+        assert self._head is not None
+        connection, length = self._connection, self._length
+        self._sent_bytes += len(body)
+        if length is not None and not self._is_head:
+            self._check_length(length, more)
+        if self.status:
+            connection.write_body(body)
+        else:
+            self.status, headers = self._head
+            if length is None and not (more or self._is_head or self.status in BODILESS):
+                length = len(body)
+            name_span(connection.span, self.scope, self._endpoint)
+            connection.begin_response(self.status, headers, length, self._is_head, body)
+            if self.status >= 500:
+                connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
+        if more:
+            self._on_progress()
+        elif not self.is_over:
+            connection.end_response()
+
+    def _check_length(self, length: int, more: bool) -> None:
+        if self._sent_bytes > length:
+            problem = f"the body is longer than its content-length, {length}"
+        elif self._sent_bytes < length and not more:
+            problem = f"the body has {self._sent_bytes} bytes, but its content-length is {length}"
+        else:
+            return
+        if self.status:
+            self._connection.close()
+        raise RuntimeError(problem)
+
+
+def name_span(span: RequestSpan | None, scope: Scope, endpoint: str) -> None:
+    """Name the span of a request by the route that handles it, as soon as it responds."""
+    if span is not None and (route := route_template(scope, endpoint)) != OTHER:
+        span.set_route(endpoint + route)

@@ -1,0 +1,108 @@
+"""The requests of a process that runs a command: the proxy between the gateway and the command's server.
+
+    StreamingConnection ── handle ──> CommandServer ── CommandCall ──> UpstreamConnection ──> the server
+
+The proxy keeps what the server can't: a request that runs when the server dies gets a response with the cause, requests
+wait while it restarts, and its connections, from this machine or another, are those of every worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from cortex.worker.commands.command_call import RESTART, CommandCall
+from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.upstream import Address, UpstreamPool
+from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool
+from cortex.worker.http.streaming_connection import StreamingConnection
+from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.spans import Tracing
+
+#: What a server has sent before its end is passed on within this time.
+FLUSH_S = 0.02
+_NS_PER_S = 1_000_000_000
+
+
+class CommandConnection(StreamingConnection):
+    """A connection from the gateway for the requests of a command: errors below `/v1` have OpenAI's form."""
+
+    __slots__ = ()
+    may_have_openai_errors = True
+
+
+class CommandServer:
+    """Passes on the requests of one process. Event-loop thread only."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        process: CommandProcess,
+        address: Address,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        file: MetricFile | None,
+        tracing: Tracing | None,
+    ) -> None:
+        """Create the proxy of a server that listens at `address`. Without `tracing`, it exports no spans."""
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, CommandConnection
+        )
+        self.upstreams = UpstreamPool(loop, address, memoryview(bytearray(READ_BYTES)))
+        self.strips_prefix = spec.strip_prefix
+        self.answered_at = time.monotonic()  #: when the server last answered anything
+        self.is_stopping = False
+        self._process = process
+        self._tracing = tracing
+        self._loop = loop
+        self._running: set[CommandCall] = set()
+        self.configure(spec.limits)
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.connections.configure(limits)
+        self.timeout_s = limits.timeout_s
+        self.websocket_idle_s = limits.websocket_idle_s
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Ignore the requests of batches: commands have none."""
+
+    def handle(self, connection: Connection) -> None:
+        """Pass on the request of a connection, whose head has arrived."""
+        assert isinstance(connection, StreamingConnection)
+        now_ns = time.monotonic_ns()
+        timeout_ns = int(self.timeout_s * _NS_PER_S)
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, timeout_ns)
+        if waited_ns >= timeout_ns:
+            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            return
+        connection.started_ns = now_ns
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
+        call = CommandCall(self, connection, connection.arrived_ns + timeout_ns, self._running.discard)
+        connection.call = call
+        self._running.add(call)
+        call.begin()
+
+    def answered(self) -> None:
+        """Note that the server has answered."""
+        self.answered_at = time.monotonic()
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """End the command and its processes, then call `done`."""
+        self.is_stopping = True
+        self._loop.create_task(self._stop(done))
+
+    async def _stop(self, done: Callable[[], None]) -> None:
+        await self._process.stop()
+        await asyncio.sleep(FLUSH_S)
+        for call in list(self._running):
+            call.close_websocket(RESTART, "the service restarts")
+        done()

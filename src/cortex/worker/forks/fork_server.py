@@ -1,0 +1,152 @@
+"""The fork server of a replica with `handler.preload`: it constructs the user's class once, and forks the workers.
+
+    supervisor ── fork ──> fork server: constructs the class, then waits for requests to fork
+        │                      │
+        │ <── "ready" ─────────┤
+        ├──── "fork" ─────────>│  index, limits, and the descriptors of the worker: channel, output, listener
+        │                      └── fork ──> (ends at once) ── fork ──> worker
+        │ <── "forked", on the worker's own channel ────────────────────┘
+
+The process in the middle ends, so the supervisor, a subreaper, becomes the parent of the worker: it reaps it and finds
+the cause of its death, as of every worker, also after the death of the fork server. Workers share the memory that was
+written before the fork, the working copy of the fork server, and nothing of the supervisor but what the request had.
+The fork server has no event loop and no thread. If it dies, workers continue; the next one is started, and constructs
+the class again, when a worker has to be replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cortex.predictor.loader import BoundPredictor, load
+from cortex.worker.channel import Channel
+from cortex.worker.forks.fork_safety import FINDING, check_fork_safety, end_openmp_pools
+from cortex.worker.forks.process_fork import fork_sibling, freeze_memory, seed_numpy, seed_torch
+from cortex.worker.monitoring.metrics import MetricFile
+from cortex.worker.monitoring.request_log import write_log
+from cortex.worker.monitoring.trace_export import open_tracing
+from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
+from cortex.worker.orphan import Inheritance
+from cortex.worker.request_worker import serve
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import ReplicaSpec, parse_limits
+from cortex.worker.worker_process import enter_project, open_metrics, report_failure, set_environment
+
+
+@dataclass(frozen=True)
+class WorkerResources:
+    """Resources that a worker inherits from its supervisor, besides its channel."""
+
+    shared_state: SharedConnectionState
+    inheritance: Inheritance
+
+
+@dataclass(frozen=True)
+class WorkerDescriptors:
+    """The descriptors in a request to fork, in this order."""
+
+    channel: int
+    stdout_write: int
+    stderr_write: int
+    stdout_read: int
+    stderr_read: int
+    listener: int | None = None
+
+    def all(self) -> list[int]:
+        """Return them as `Channel.send` takes them."""
+        return [fd for fd in vars(self).values() if fd is not None]
+
+
+#: Returns the resources of worker `index`, with its descriptors.
+Resources = Callable[[int, WorkerDescriptors], WorkerResources]
+
+_DESCRIPTORS = 6
+
+
+def run_request_fork_server(spec: ReplicaSpec, channel: Channel, resources: Resources) -> int:
+    """Construct the class, and fork workers on request until the supervisor ends; return the exit code."""
+    try:
+        spec = enter_project(spec, None)
+        client = metrics_client(spec, 0, open_metrics(spec, 0))
+        predictor = load(spec, metrics=client)
+        for finding in check_fork_safety():
+            write_log(f"{FINDING}{finding.replace(f'{spec.project_dir}{os.sep}', '')}\n")
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
+        report_failure(channel, error)
+        return 1
+    freeze_memory()
+    channel.send("ready")
+    while (received := channel.receive_fds(_DESCRIPTORS)) is not None:
+        message, fds = received
+        _fork_worker(spec, predictor, client, channel, message, WorkerDescriptors(*fds), resources)
+        for fd in fds:
+            os.close(fd)
+    return 0
+
+
+def _fork_worker(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    client: MetricsClient,
+    channel: Channel,
+    message: Mapping[str, object],
+    descriptors: WorkerDescriptors,
+    resources: Resources,
+) -> None:
+    """Fork a worker. If that fails, the supervisor finds out when the channel of the worker is closed."""
+
+    def run() -> int:
+        channel.close()
+        return _run_worker(spec, predictor, client, message, descriptors, resources)
+
+    end_openmp_pools()
+    try:
+        fork_sibling(run)
+    except OSError as error:
+        write_log(f"could not fork a process: {error.strerror or error}\n")
+        Channel.of(os.dup(descriptors.channel)).send_failure(
+            f"the process could not be started: {error.strerror or error}", ""
+        )
+
+
+def _run_worker(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    client: MetricsClient,
+    message: Mapping[str, object],
+    descriptors: WorkerDescriptors,
+    resources: Resources,
+) -> int:
+    index = int(str(message["index"]))
+    channel = Channel.of(descriptors.channel)
+    _take_output(descriptors)
+    try:
+        spec = spec.with_limits(parse_limits(message))
+        set_environment(spec, index)
+        seed_numpy()
+        seed_torch()
+        file = _open_metrics(spec, index, client)
+        tracing = open_tracing(spec, index)
+        of_worker = resources(index, descriptors)
+    except BaseException as error:  # the edge of the process
+        report_failure(channel, error)
+        return 1
+    if not channel.send("forked", pid=os.getpid()):
+        return 1  # the slot has been stopped
+    return serve(spec, predictor, channel, of_worker.shared_state, file, tracing, of_worker.inheritance)
+
+
+def _take_output(descriptors: WorkerDescriptors) -> None:
+    """Print to the worker's own pipes; until here, output is that of the fork server."""
+    os.dup2(descriptors.stdout_write, 1)
+    os.dup2(descriptors.stderr_write, 2)
+    os.close(descriptors.stdout_write)
+    os.close(descriptors.stderr_write)
+
+
+def _open_metrics(spec: ReplicaSpec, index: int, client: MetricsClient) -> MetricFile | None:
+    file = open_metrics(spec, index)
+    client.attach(file, index)
+    return file

@@ -1,0 +1,451 @@
+"""One call of an rpc: read its messages, run the user's method on a thread or the event loop, write its messages.
+
+    GrpcConnection ── wake ──> Call ── ThreadRequests, AsyncRequests ──> user's method
+           ^                                                                  │
+           └──────────────── write_message, end_messages <────────────────────┘
+
+The deadline of the client, `grpc-timeout`, is for the whole call. The timeout of the API begins when the request is
+complete; if anything is streamed, it restarts with each part. Calls on threads can't be cancelled: if they exceed the
+timeout of the API, the supervisor answers for them and ends the process; all else is enforced here.
+
+    begin ──> READING ──> RUNNING ──> ended
+                 │           └──> ABANDONED ──> ended
+                 └──> ended
+
+    state       fields                  event                                               next
+    READING                             the message is complete; at once if they stream     RUNNING
+                                        a malformed message, a deadline, the process ends   ended, with a status
+                                        the client disconnects                              ended
+    RUNNING     _is_running             the method returns or raises                        ended, with its status
+                                        a malformed message, the deadline of the client,
+                                        context.cancel(), the process ends                  ABANDONED, with a status
+                                        the timeout of the API, `async def`                 ABANDONED, with a status
+                                        the timeout of the API, on a thread                 ended by the supervisor
+                                        the client disconnects                              ABANDONED
+    ABANDONED   _is_running, is_over    the method returns or raises                        ended
+
+In ABANDONED, a task is cancelled (with `on_disconnect: finish` not for a disconnect), and the iterator of the request
+raises an exception. A call on a thread continues: its connection is closed, but its row in shared memory stays
+until it has ended, so that the supervisor still enforces its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from cortex.predictor.binding import result_kind
+from cortex.predictor.protobuf import BoundRpc
+from cortex.predictor.tracebacks import format_user_traceback
+from cortex.worker.grpc.connection import GrpcConnection
+from cortex.worker.grpc.context import Context
+from cortex.worker.grpc.messages import json_messages, message_of, not_a_message, parse_json, parse_message, to_json
+from cortex.worker.grpc.streams import AsyncRequests, ThreadRequests
+from cortex.worker.grpc.wire import (
+    HTTP_STATUSES,
+    MessageReader,
+    RpcError,
+    metadata_of,
+    timeout_ns,
+)
+from cortex.worker.http.background_tasks import contain_exit
+from cortex.worker.http.connection import Header
+from cortex.worker.monitoring.request_log import write_log
+
+if TYPE_CHECKING:
+    from cortex.worker.grpc.server import GrpcServer
+
+#: User code waits while more bytes of its messages than this wait for the gateway.
+MAX_UNSENT_BYTES = 256 * 1024
+_JSON = b"application/json"
+_NS_PER_S = 1_000_000_000
+
+
+class Call:
+    """The state of one call. Event-loop thread only, except where noted."""
+
+    def __init__(self, server: GrpcServer, connection: GrpcConnection, rpc: BoundRpc) -> None:
+        self.code: grpc.StatusCode | None = None  #: None until the call has ended
+        self.status = 0  #: the HTTP status that belongs to `code`
+        self.rpc = rpc
+        self.arrived_ns = connection.arrived_ns
+        self.is_over = False  #: the client has its response, or has disconnected
+        self.task: asyncio.Task[None] | None = None
+        self._server = server
+        self._connection = connection
+        self._request_id = connection.request_id.decode("latin-1")
+        self._is_grpc = connection.is_grpc
+        self._streams = rpc.request_streams or rpc.response_streams
+        self._span = connection.span
+        all_headers = connection.headers if self._span is None else self._span.propagate(connection.headers)
+        headers = dict(all_headers)
+        own_ns = timeout_ns(headers.get(b"grpc-timeout", b""))
+        self._client_deadline_ns = None if own_ns is None else self.arrived_ns + own_ns
+        self._deadline_ns = self.arrived_ns + server.timeout_ns
+        client = headers.get(b"x-forwarded-for", b"").decode("latin-1")
+        peer = f"{'ipv6' if ':' in client else 'ipv4'}:{client}"
+        self.context = Context(self, metadata_of(all_headers), peer, self._client_deadline_ns)
+        self._reader = MessageReader(headers.get(b"grpc-encoding", b""), server.connections.max_body_bytes)
+        self._body = bytearray()  #: of a call in JSON
+        self._message: bytes | None = None  #: the only one of a request that is not streamed
+        self._requests: ThreadRequests | AsyncRequests | None = None
+        self._is_read = False
+        self._is_running = False
+        self._started_ns = 0
+        self._was_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.Lock()
+        self._unsent = 0
+        self._has_room = threading.Event()
+
+    # Start.
+
+    def begin(self) -> None:
+        """Read the request, and call the user's method as soon as it has what it takes."""
+        self._check_later(time.monotonic_ns())
+        if self.rpc.request_streams:
+            requests = AsyncRequests if self.rpc.is_async else ThreadRequests
+            self._requests = requests(self._parse, self._on_room)
+            self._start(self._requests)
+
+    def _start(self, request: Any) -> None:
+        # Not before: the slot of a request that is being read can be lent to another one.
+        self._connection.begin(self._shared_deadline_ns())
+        self._started_ns = self._connection.started_ns = time.monotonic_ns()
+        self._is_running = True
+        if self.rpc.is_async:
+            self.task = self._server.loop.create_task(self._run(request))
+        elif self._server.runner.inline:
+            self._complete(*self._call(request))
+        else:
+            self._server.runner.submit(partial(self._run_on_thread, request))
+
+    # Of the connection.
+
+    def wake(self) -> None:
+        """Read what has arrived of the request; or, if the connection has another call or none, end this one."""
+        if self._connection.call is self:
+            if self._streams or not self._is_running:
+                self._extend()
+            try:
+                self._read()
+            except RpcError as error:
+                self._end(error.code, error.message)
+        elif not self.is_over:
+            self._on_disconnected()
+
+    def receive_data(self, data: bytes) -> None:
+        """Refuse bytes of other protocols: calls are never upgraded."""
+        raise AssertionError("a call was upgraded")
+
+    def _read(self) -> None:
+        connection = self._connection
+        if self._is_read or self.is_over or (self._requests is not None and self._requests.is_full()):
+            return
+        if connection.has_body:
+            data = connection.take_body()
+            self._read_messages(data) if self._is_grpc else self._read_json(data)
+        if connection.is_complete and not self.is_over:
+            self._is_read = True
+            self._end_request()
+
+    def _read_messages(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            self._deliver(message)
+
+    def _read_json(self, data: bytes) -> None:
+        self._body += data
+        limit = self._server.connections.max_body_bytes
+        if len(self._body) > limit:
+            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request body is larger than {limit} bytes")
+
+    def _deliver(self, message: bytes) -> None:
+        if self._requests is not None:
+            self._requests.add(message)
+        elif self._message is None:
+            self._message = message
+        else:
+            raise RpcError(grpc.StatusCode.INTERNAL, f"{self.rpc.name} takes one message, but the request has several")
+
+    def _end_request(self) -> None:
+        if not self._reader.is_empty:
+            raise RpcError(grpc.StatusCode.INTERNAL, "the last message of the request is incomplete")
+        if not self._is_grpc:
+            for part in json_messages(bytes(self._body), self.rpc.name, self.rpc.request_streams):
+                self._deliver(part)
+        if self._requests is not None:
+            self._requests.end()
+        elif self._message is None:
+            raise RpcError(grpc.StatusCode.INTERNAL, f"{self.rpc.name} takes one message, but the request has none")
+        else:
+            self._start(self._message)
+
+    def _on_room(self) -> None:
+        """Read further messages. On any thread."""
+        self._server.loop.call_soon_threadsafe(self.wake)
+
+    # Deadlines and the end.
+
+    def _shared_deadline_ns(self) -> int:
+        """Return when the supervisor ends the call: at once for calls on threads, else if the event loop is blocked."""
+        return self._deadline_ns + (self._server.grace_ns if self.rpc.is_async else 0)
+
+    def _extend(self) -> None:
+        """Restart the timeout of the API, because a part of the request or of the response has moved."""
+        self._deadline_ns = time.monotonic_ns() + self._server.timeout_ns
+        if self._connection.open and not self.is_over:
+            self._connection.extend(self._shared_deadline_ns())
+
+    def _check_later(self, now_ns: int) -> None:
+        ends = [self._client_deadline_ns] if self._client_deadline_ns is not None else []
+        if self.rpc.is_async or not self._is_running:
+            ends.append(self._deadline_ns)
+        if ends:
+            self._timer = self._server.loop.call_later(max(0, min(ends) - now_ns) / _NS_PER_S, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        now_ns = time.monotonic_ns()
+        client_ns = self._client_deadline_ns
+        if self.is_over:
+            return
+        if client_ns is not None and now_ns >= client_ns:
+            self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the client has passed")
+        elif now_ns >= self._deadline_ns and (self.rpc.is_async or not self._is_running):
+            self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
+        else:
+            self._check_later(now_ns)
+
+    def interrupt(self) -> None:
+        """End the call, because its process ends."""
+        self._end(grpc.StatusCode.UNAVAILABLE, "the service restarts")
+
+    def cancel(self) -> None:
+        """End the call for user code. On any thread."""
+        self._server.loop.call_soon_threadsafe(self._end, grpc.StatusCode.CANCELLED, "the service cancelled the call")
+
+    def _end(self, code: grpc.StatusCode, message: str) -> None:
+        """End the call before the user's method has returned."""
+        if self.is_over:
+            return
+        self._set_over(code)
+        if self._is_running and not self.rpc.is_async:
+            self._abandon(code, message)
+        else:
+            self._respond(code, message, None)
+        self._was_closed = not self._connection.open
+        self._stop(RpcError(code, message))
+
+    def _on_disconnected(self) -> None:
+        self._set_over(grpc.StatusCode.CANCELLED)
+        self._was_closed = True
+        self._connection.count_disconnect()
+        self._stop(grpc.RpcError("the client has disconnected"), only_if=self._server.connections.cancels_calls)
+
+    def _stop(self, error: Exception, only_if: bool = True) -> None:
+        """Interrupt user code: its iterator raises `error`, and its task is cancelled if `only_if`."""
+        if self._requests is not None:
+            self._requests.end(error)
+        self._has_room.set()
+        if self.task is not None and only_if:
+            self.task.cancel()
+        if not self._is_running:
+            self._finish()
+
+    def _set_over(self, code: grpc.StatusCode) -> None:
+        self.is_over, self.code, self.status = True, code, HTTP_STATUSES[code]
+        for callback in self.context.end():
+            self._server.loop.run_in_executor(None, callback)
+
+    def _finish(self) -> None:
+        """Forget the call, whose user code has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._was_closed:
+            self._connection.call_over()
+        self._server.remove(self, self._started_ns)
+
+    # The user's method.
+
+    def _run_on_thread(self, request: Any) -> None:
+        failure, last = self._call(request)
+        self._server.runner.wake(lambda: self._complete(failure, last))
+
+    def _call(self, request: Any) -> tuple[BaseException | None, bytes | None]:
+        """Call a method that is not `async def`; return what it raised, and its message unless it streams."""
+        connection = self._connection
+        connection.enter(self.rpc.name)
+        last: bytes | None = None
+        failure: BaseException | None = None
+        try:
+            result = self.rpc.call(self._parse(request) if isinstance(request, bytes) else request, self.context)
+            if self.rpc.response_streams:
+                self._send_all(result)
+            else:
+                last = None if result is None else self._encode(result)
+        except BaseException as error:  # the edge of the user's code
+            failure = error
+        finally:
+            connection.leave()
+        return failure, last
+
+    def _send_all(self, results: Any) -> None:
+        """Send what the user's method yields. On its thread."""
+        if not isinstance(results, Iterable):
+            raise self._not_a_stream(results)
+        try:
+            for result in results:
+                if self.is_over:
+                    break
+                data = self._encode(result)
+                with self._lock:
+                    self._unsent += len(data)
+                    is_full = self._unsent > MAX_UNSENT_BYTES
+                    if is_full:
+                        self._has_room.clear()
+                self._server.runner.wake(lambda data=data: self._send_from_thread(data))  # type: ignore[misc]
+                if is_full and not self.is_over:
+                    self._has_room.wait()
+        finally:
+            if callable(close := getattr(results, "close", None)):
+                close()
+
+    def _send_from_thread(self, data: bytes) -> None:
+        self._send(data)
+        if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            self._server.loop.create_task(self._sent(len(data)))
+        else:
+            self._release(len(data))
+
+    async def _sent(self, size: int) -> None:
+        await self._connection.flushed()
+        self._release(size)
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self._unsent -= size
+            if self._unsent <= MAX_UNSENT_BYTES:
+                self._has_room.set()
+
+    async def _run(self, request: Any) -> None:
+        connection = self._connection
+        connection.enter(self.rpc.name)
+        last: bytes | None = None
+        failure: BaseException | None = None
+        try:
+            result = self.rpc.call(self._parse(request) if isinstance(request, bytes) else request, self.context)
+            if result_kind(result) == "async":
+                result = await contain_exit(result)
+            if not self.rpc.response_streams:
+                last = None if result is None else self._encode(result)
+            elif isinstance(result, AsyncIterable):
+                await contain_exit(self._send_each(result))
+            else:
+                raise self._not_a_stream(result)
+        except BaseException as error:  # the edge of the user's code
+            failure = error
+        self._complete(failure, last)
+
+    async def _send_each(self, results: AsyncIterable[Any]) -> None:
+        async for result in results:
+            data = self._encode(result)
+            self._send(data)
+            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                await self._connection.flushed()
+                self._extend()
+
+    def _complete(self, failure: BaseException | None, last: bytes | None) -> None:
+        """End the call with what the user's method returned or raised."""
+        if not self.is_over:
+            self._connection.returned_ns = time.monotonic_ns()
+            code, message = self._outcome(failure)
+            if code is grpc.StatusCode.OK and last is None and not self.rpc.response_streams:
+                code, message = grpc.StatusCode.INTERNAL, self._log(not_a_message(self.rpc, None))
+            self._set_over(code)
+            self._respond(code, message, last if code is grpc.StatusCode.OK else None)
+            self._was_closed = not self._connection.open
+        self._finish()
+
+    def _outcome(self, failure: BaseException | None) -> tuple[grpc.StatusCode, str]:
+        set_code = self.context.code()
+        if failure is None or self.context.aborted:
+            return set_code or grpc.StatusCode.OK, self.context.details()
+        if isinstance(failure, RpcError):
+            return failure.code, failure.message
+        message = self._log(failure)
+        if set_code not in (None, grpc.StatusCode.OK):
+            return set_code, self.context.details() or message
+        return grpc.StatusCode.INTERNAL, message
+
+    def _log(self, failure: BaseException) -> str:
+        """Log why the user's method failed; return the message for the client, without what may be secret."""
+        if self._span is not None and not self._span.is_over:
+            self._span.fail(failure)
+        write_log(f"request {self._request_id} failed:\n{format_user_traceback(failure, begins_in_project=True)}")
+        return f"internal server error: {type(failure).__name__} in {self.rpc.name}{self._server.logs_hint()}"
+
+    # Messages.
+
+    def _parse(self, data: bytes) -> Any:
+        """Return the message in the bytes of a request. On any thread. Raises: RpcError."""
+        return parse_message(self.rpc, data) if self._is_grpc else parse_json(self.rpc, data)
+
+    def _encode(self, result: Any) -> bytes:
+        """Return the bytes of a message that the user's method returned. On any thread. Raises: TypeError."""
+        message = message_of(self.rpc, result)
+        data: bytes = message.SerializeToString() if self._is_grpc else to_json(self.rpc, message)
+        return data
+
+    def _not_a_stream(self, result: Any) -> TypeError:
+        return TypeError(f"{self.rpc.name} streams its response, but returned {type(result).__name__}: yield messages")
+
+    # Writing.
+
+    def send_head(self, headers: tuple[Header, ...]) -> None:
+        """Write the head of the response now. On any thread."""
+        self._server.runner.wake(lambda: self._write_head(headers))
+
+    def _write_head(self, headers: tuple[Header, ...]) -> None:
+        if self._is_grpc and not self.is_over:
+            self._connection.begin_messages(headers)
+
+    def _send(self, data: bytes) -> None:
+        if self.is_over:
+            return
+        if self._is_grpc:
+            self._connection.write_message(data, self.context.head)
+        else:
+            self._connection.begin_lines()
+            self._connection.stream(data + b"\n")
+        self._extend()
+
+    def _respond(self, code: grpc.StatusCode, message: str, last: bytes | None) -> None:
+        connection = self._connection
+        if self._is_grpc:
+            connection.end_messages(code, message, self.context.head, self.context.trailing, last)
+        elif code is not grpc.StatusCode.OK:
+            self._fail_json(code, message)
+        elif self.rpc.response_streams:
+            connection.begin_lines()
+            connection.end_stream()
+        else:
+            connection.respond(200, _JSON, (last or b"{}") + b"\n")
+
+    def _abandon(self, code: grpc.StatusCode, message: str) -> None:
+        """Respond to a call whose user code goes on, and close the connection."""
+        if self._is_grpc:
+            self._connection.abandon_messages(code, message)
+        else:
+            self._connection.abandon_json(code, message)
+
+    def _fail_json(self, code: grpc.StatusCode, message: str) -> None:
+        if self._connection.has_head:
+            self._connection.close()
+        else:
+            self._connection.respond_error(HTTP_STATUSES[code], message, fields={"code": code.name})

@@ -1,0 +1,164 @@
+"""The gRPC calls of a process: find the rpc of a request, and serve health checks and reflection.
+
+All connections are on the event loop. Methods that are not `async def` run on as many threads as the API has per
+process, or on the event loop once they have proved to be quick, as for requests over HTTP (`requests/runner.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import grpc
+
+from cortex.predictor.protobuf import BoundRpc, BoundService
+from cortex.worker.grpc.call import Call
+from cortex.worker.grpc.connection import GrpcConnection
+from cortex.worker.grpc.services import built_in_rpcs
+from cortex.worker.grpc.trailers import CONTENT_TYPE
+from cortex.worker.grpc.wire import HTTP_STATUSES, RpcError
+from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder, SeriesKind, series_key
+from cortex.worker.monitoring.route_metrics import RouteRecorder
+from cortex.worker.requests.calls import logs_hint
+from cortex.worker.requests.runner import Runner, blocked_grace_ns
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.spans import Tracing
+
+#: Time for calls to end after their clients were answered at the end of the process.
+_END_S = 0.7
+_NS_PER_S = 1_000_000_000
+_METHOD = "POST"
+
+
+class GrpcServer:
+    """Handles the requests of one process by calls of a service. Event-loop thread only."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        service: BoundService,
+        loop: asyncio.AbstractEventLoop,
+        runner: Runner,
+        shared_state: SharedConnectionState,
+        file: MetricFile | None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Create the server of a service. Without `tracing`, it exports no spans."""
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, GrpcConnection
+        )
+        self.loop = loop
+        self.runner = runner
+        self._api = spec.api
+        self._service = service
+        self._paths = _paths(service)
+        self._tracing = tracing
+        self._routes = RouteRecorder(file)
+        self._file = file
+        self._counters: dict[tuple[str, grpc.StatusCode], int | None] = {}
+        self._running: set[Call] = set()
+        self.configure(spec.limits)
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent calls."""
+        self.connections.configure(limits)
+        self.timeout_s = limits.timeout_s
+        self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self.grace_ns = blocked_grace_ns(limits.timeout_s)
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Ignore the requests of batches: calls are never batched."""
+
+    def handle(self, connection: Connection) -> None:
+        """Begin the call of a request, whose head has arrived."""
+        assert isinstance(connection, GrpcConnection)
+        now_ns = time.monotonic_ns()
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        connection.is_grpc = (connection.content_type or b"").startswith(CONTENT_TYPE)
+        path = connection.url.partition(b"?")[0].decode("latin-1")
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
+        try:
+            if waited_ns >= self.timeout_ns:
+                message = f"timed out after {self.timeout_s:g} s, before it could run"
+                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+            rpc = self._find(path, connection.method)
+        except RpcError as error:
+            self._refuse(connection, error)
+            return
+        if connection.span is not None:
+            connection.span.set_rpc(path)
+        call = Call(self, connection, rpc)
+        connection.call = call
+        self._running.add(call)
+        call.begin()
+
+    def _find(self, path: str, method: str) -> BoundRpc:
+        """Return the rpc of a path. Raises: RpcError."""
+        rpc = self._paths.get(path)
+        if rpc is None and path.strip("/") == self._service.name and len(self._service.rpcs) == 1:
+            rpc = next(iter(self._service.rpcs.values()))  # for requests in JSON to the endpoint of the API
+        if rpc is not None and method == _METHOD:
+            return rpc
+        known = ", ".join(f"/{self._service.name}/{name}" for name in self._service.rpcs)
+        what = f"{path} is not a method of this API" if rpc is None else f"use {_METHOD}, not {method}"
+        raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what}, which has {known}")
+
+    def _refuse(self, connection: GrpcConnection, error: RpcError) -> None:
+        if connection.is_grpc:
+            connection.end_messages(error.code, error.message)
+        else:
+            status = 404 if error.code is grpc.StatusCode.UNIMPLEMENTED else HTTP_STATUSES[error.code]
+            connection.respond_error(status, error.message, fields={"code": error.code.name})
+
+    # For calls.
+
+    def remove(self, call: Call, started_ns: int) -> None:
+        """Forget a call that has ended, and count it; its method began at `started_ns` (monotonic), 0 if it did not."""
+        self._running.discard(call)
+        now_ns = time.monotonic_ns()
+        if not call.rpc.is_async:
+            self.runner.record(now_ns - started_ns if started_ns else 0, may_switch=not self._running)
+        assert call.code is not None
+        seconds = (now_ns - call.arrived_ns) / _NS_PER_S
+        self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
+        self._count(call.rpc.name, call.code)
+
+    def _count(self, rpc: str, code: grpc.StatusCode) -> None:
+        if self._file is None:
+            return
+        counter = self._counters.get((rpc, code), -1)
+        if counter == -1:
+            key = series_key(SeriesKind.COUNTER, "cortex_grpc_calls_total", {"rpc": rpc, "code": code.name})
+            counter = self._counters[rpc, code] = self._file.index_of(key)
+        if counter is not None:
+            self._file.cells[counter] += 1
+
+    def logs_hint(self) -> str:
+        """Return the end of the message of a failed call."""
+        return logs_hint(self._api)
+
+    # End.
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """End all calls, then call `done`."""
+        self.loop.create_task(self._stop(done))
+
+    async def _stop(self, done: Callable[[], None]) -> None:
+        for call in list(self._running):
+            call.interrupt()
+        if tasks := [call.task for call in self._running if call.task is not None]:
+            await asyncio.wait(tasks, timeout=_END_S)
+        done()
+
+
+def _paths(service: BoundService) -> dict[str, BoundRpc]:
+    own = {f"/{service.name}/{name}": rpc for name, rpc in service.rpcs.items()}
+    return built_in_rpcs(service) | own

@@ -1,0 +1,22 @@
+"""`cortex.cancelled()`: cancellation of calls by synchronous user code, once nobody waits for its result any more."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cortex.worker.http.connection import Connection
+
+#: The connections of the requests of the current call. Calls set it and never reset it, as `request_log.REQUEST`.
+CLIENTS: ContextVar[tuple[Connection, ...]] = ContextVar("cortex_clients", default=())
+
+
+def cancelled() -> bool:
+    """Return whether the client of the current call has disconnected, so that the call may end without a result.
+
+    In a batch: whether all clients have. Always False with `on_disconnect: finish`, in a job, and outside of calls.
+    A thread that user code starts is outside, unless it runs in a copy of the call's context.
+    """
+    clients = CLIENTS.get()
+    return bool(clients) and all(connection.is_cancelled() for connection in clients)

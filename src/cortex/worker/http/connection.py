@@ -1,0 +1,921 @@
+"""HTTP/1.1 server for one trusted client, the gateway, which has parsed, bounded and normalised each request.
+
+A connection parses a request and passes itself to the application in one call, `handle`. The application responds,
+at once or later, with `respond` or with `start_stream` … `end_stream`.
+
+Connections are accepted by the supervisor, which keeps a duplicate of each: bytes that this process leaves unread in a
+socket are read by its successor. `shared_state` has the states of a connection, their transitions, and their diagram.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from http import HTTPStatus
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from httptools import HttpRequestParser
+
+from cortex.payloads.openai_errors import is_openai_path, openai_error_body
+from cortex.worker.http.cancellation import CLIENTS
+from cortex.worker.monitoring.metrics import RequestRecorder
+from cortex.worker.monitoring.request_log import REQUEST, log_id
+from cortex.worker.shared_state import ConnectionState, SharedConnectionState
+from cortex.worker.spec import RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.answers import AnswerDigests
+    from cortex.worker.monitoring.exchange_writer import ExchangeWriter, StreamedAnswer
+    from cortex.worker.monitoring.spans import RequestSpan
+
+Header = tuple[bytes, bytes]
+
+#: Header by which the gateway authenticates itself over TCP. The supervisor checks it; user code never sees it.
+SECRET_HEADER = b"x-cortex-gateway"
+
+#: Size of the receive buffer that all connections share; a new buffer per read would cost page faults.
+READ_BYTES = 256 * 1024
+_LINGER_S = 2.0
+#: Larger bodies are sent separately from the head, smaller ones are copied behind it.
+JOIN_BYTES = 64 * 1024
+#: If more of a body than this is still to come, it is read past the parser, which would copy it once more. So the first
+#: read of a request takes no more than this either.
+_UNPARSED_BYTES = 64 * 1024
+#: Status in metrics of a request whose client disconnected before the response. Nobody receives it.
+CLIENT_CLOSED_REQUEST = 499
+_CLOSE_REASON_BYTES = 123
+#: Headers that a response of user code may have. The gateway takes a few more: those that workers and it add.
+MAX_RESPONSE_HEADERS = 1000
+#: Statuses whose responses have no body, whatever their headers are.
+BODILESS = frozenset({204, 304})
+#: Header line of a response after which the connection closes.
+CLOSING = b"connection: close\r\n"
+#: Mark of a request that is a copy.
+_COPY = b"copy"
+_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+# Globals, because each access to a member of an enumeration takes time on the path of every request.
+_IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
+_DRAINING = ConnectionState.DRAINING
+_IN_CALL = frozenset({_RUNNING, ConnectionState.ANSWERING, ConnectionState.STREAMING, ConnectionState.UPGRADED})
+_WITHOUT_RESPONSE = frozenset({ConnectionState.QUEUED, ConnectionState.RUNNING})
+
+
+class ConnectionPool:
+    """The connections of this process. Event-loop thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        recorder: RequestRecorder,
+        handle: Callable[[Connection], None],
+        max_body_bytes: int,
+        connection_class: Callable[..., Connection] | None = None,
+    ) -> None:
+        """Create a pool; `handle` is called with each connection that has received a complete request."""
+        self._connection_class = connection_class or Connection
+        self.loop = loop
+        self.shared_state = shared_state
+        self.recorder = recorder
+        self.handle = handle
+        self.max_body_bytes = max_body_bytes
+        self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
+        self.answers_folder: Path | None = None  #: of digests of answers; None: they are not compared
+        self._answers: AnswerDigests | None = None
+        self.cancels_calls = True  #: a call is cancelled if its client disconnects
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.served = 0  #: responses written completely
+        #: The least recently served first: they are the first to be read when a slot is free again.
+        self._connections: dict[Connection, None] = {}
+        self.is_paused = False  #: no request is read at the moment
+        self._is_closed = False
+        self._on_release: Callable[[Connection], None] | None = None
+        self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.max_body_bytes = limits.max_body_bytes
+        self.cancels_calls = limits.on_disconnect != "finish"
+
+    @property
+    def has_requests(self) -> bool:
+        """Return whether any connection has a request."""
+        return any(not connection.is_idle for connection in self._connections)
+
+    def add(self, sock: socket.socket, index: int, on_close: Callable[[Connection], None], again: bool = False) -> None:
+        """Serve a connection; with `again`, begin with the request that a previous process had when it died."""
+        sock.setblocking(False)
+        connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
+        self._connections[connection] = None
+        if self._on_release is not None:
+            self._release(connection)
+        elif not self.is_paused:
+            connection.resume()
+        if again:
+            connection.read_again()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Stop or resume reading requests: they stay in their sockets, where this process cannot take them down."""
+        is_paused = is_paused or self._is_closed
+        if is_paused == self.is_paused:
+            return
+        self.is_paused = is_paused
+        for connection in self._connections:
+            if not is_paused:
+                connection.resume()
+            elif connection.is_idle:
+                connection.pause()
+
+    def stop_reading(self) -> None:
+        """Read no request from now on."""
+        self._is_closed = True
+        self.set_paused(True)
+
+    def retire(self, on_release: Callable[[Connection], None]) -> None:
+        """Release each connection once it has no request; another process serves it from then on."""
+        self._on_release = on_release
+        for connection in [connection for connection in self._connections if connection.is_idle]:
+            self._release(connection)
+
+    def move_to_end(self, connection: Connection) -> None:
+        """Mark a connection as the most recently served."""
+        self._connections.pop(connection, None)
+        self._connections[connection] = None
+
+    def on_idle(self, connection: Connection) -> None:
+        """Count a request, and read the next one from its connection if requests are read."""
+        self.served += 1
+        if self._on_release is not None:
+            self._release(connection)
+        elif self.is_paused:
+            connection.pause()
+
+    def store_answer(self, connection: Connection, media_type: bytes | None, body: bytes) -> None:
+        """Store the digest of the answer to a request that another revision gets, too."""
+        if self._answers is None and self.answers_folder is not None:
+            from cortex.worker.monitoring.answers import AnswerDigests  # noqa: PLC0415 - workers start faster
+
+            self._answers = AnswerDigests(self.answers_folder)
+        if self._answers is not None:
+            self._answers.add(connection.request_id, media_type, body, connection.is_copy)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that was closed or released."""
+        self._connections.pop(connection, None)
+
+    def _release(self, connection: Connection) -> None:
+        assert self._on_release is not None
+        connection.release()
+        self._on_release(connection)
+
+    def _clock_of(self, sock: socket.socket) -> GatewayClock | None:
+        """Return the clock of the gateway at the other end; None if it is on this machine."""
+        if sock.family == socket.AF_UNIX:
+            return None
+        try:
+            host = sock.getpeername()[0]
+        except OSError:  # the gateway has disconnected
+            return None
+        return self._clocks.setdefault(host, GatewayClock())
+
+
+class Connection:
+    """One connection from the gateway, and its current request. `shared_state` has its states and transitions."""
+
+    may_have_openai_errors = False  #: below `/v1`
+    __slots__ = (
+        "_abandoned",
+        "_answer",
+        "_backlog",
+        "_body",
+        "_body_bytes",
+        "_buffer",
+        "_clients",
+        "_clock",
+        "_close_after",
+        "_exchanges",
+        "_fd",
+        "_flushed",
+        "_handle",
+        "_headers_read",
+        "_journal",
+        "_loop",
+        "_on_close",
+        "_parser",
+        "_parser_is_behind",
+        "_pool",
+        "_reading",
+        "_recorder",
+        "_recv_into",
+        "_refused",
+        "_rest",
+        "_shared",
+        "_sock",
+        "_state",
+        "_unparsed_bytes",
+        "_whole",
+        "arrived_ns",
+        "batched_ns",
+        "compared",
+        "content_type",
+        "endpoint",
+        "headers",
+        "index",
+        "log_id",
+        "open",
+        "request_id",
+        "requests_info",
+        "returned_ns",
+        "span",
+        "started_ns",
+        "task",
+        "url",
+    )
+
+    url: bytes  #: target of the request: its path and query
+    compared: bytes | None  #: `original` or `copy`, if two revisions get the request
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        index: int,
+        pool: ConnectionPool,
+        clock: GatewayClock | None,
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self.index = index
+        self.open = True
+        self.task: asyncio.Task[None] | None = None  #: the task of the current request
+        self.span: RequestSpan | None = None  #: of the current request; None: no traces are exported
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._recv_into = sock.recv_into
+        self._clock = clock
+        self._on_close = on_close
+        self._pool = pool
+        self._loop = pool.loop
+        self._shared = pool.shared_state
+        self._journal = pool.shared_state.journal
+        self._recorder = pool.recorder
+        self._exchanges = pool.exchanges
+        self._answer: StreamedAnswer | None = None  #: the present one, if it is recorded
+        self._handle = pool.handle
+        self._buffer = pool.buffer
+        self._clients = (self,)
+        self._parser_is_behind = True
+        self._whole = b""  #: the body, while its rest is read past the parser
+        self._rest: memoryview | None = None  #: the part of `_whole` that is still to be read
+        self._state = _IDLE
+        self._backlog: deque[memoryview] = deque()
+        self._flushed: asyncio.Event | None = None
+        self._reading = False
+        self._close_after = False
+        self._abandoned = False
+        self._reset()
+
+    # The request.
+
+    @property
+    def method(self) -> str:
+        """Return the HTTP method in upper case."""
+        return str(self._parser.get_method().decode("latin-1"))
+
+    @property
+    def body(self) -> bytes:
+        """Return the complete body."""
+        return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def is_copy(self) -> bool:
+        """Return whether the gateway sent this request for a comparison; its response is discarded."""
+        return self.compared == _COPY
+
+    @property
+    def is_recordable(self) -> bool:
+        """Return whether a recording has requests of this kind."""
+        return not self.requests_info
+
+    @property
+    def recorded_body(self) -> tuple[bytes, int]:
+        """Return the body for a recording, or its beginning, and its size."""
+        return self.body, self._body_bytes
+
+    @property
+    def path_below(self) -> bytes:
+        """Return the path below the endpoint; empty for the endpoint itself."""
+        return b"" if self.endpoint is None else path_below(self.url, self.endpoint)
+
+    @property
+    def has_openai_errors(self) -> bool:
+        """Return whether errors have OpenAI's form."""
+        return self.may_have_openai_errors and is_openai_path(self.path_below)
+
+    def gateway_wait_ns(self, now_ns: int) -> int:
+        """Return how long the request has been in the gateway; `now_ns` is monotonic.
+
+        The request id begins with the time of arrival there: UNIX time in milliseconds, 13 digits.
+        """
+        try:
+            came_ns = int(self.request_id[:13]) * 1_000_000
+        except ValueError:
+            return 0
+        waited_ns = time.time_ns() - came_ns
+        if self._clock is not None:
+            waited_ns = self._clock.waited_ns(waited_ns, now_ns)
+        return max(waited_ns, 0)
+
+    def enter(self, function: str) -> None:
+        """Assign this context to the request: the lines that user code prints, its spans, its cancellation.
+
+        On any thread.
+        """
+        REQUEST.set(self.log_id)
+        CLIENTS.set(self._clients)
+        span = self.span  # the event loop removes it when the client disconnects
+        if span is not None:
+            span.enter(function)
+
+    def leave(self) -> None:
+        """Assign this context to no request, for calls that several of them share. On any thread."""
+        REQUEST.set(b"")
+        CLIENTS.set(())
+        span = self.span
+        if span is not None:
+            span.leave()
+
+    # State.
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the connection has no request."""
+        return self._state is _IDLE
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether the connection was closed and the current call is to end."""
+        return not self.open and self._pool.cancels_calls
+
+    def is_cancelled(self) -> bool:
+        """As `is_abandoned`, also if the event loop has not noticed it yet: inline calls block it. On any thread."""
+        if not self.open or not self._pool.cancels_calls:
+            return self.is_abandoned
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def queue(self, deadline_ns: int) -> None:
+        """Mark the request as waiting for a slot or a batch, until `deadline_ns` (monotonic)."""
+        self._enter_row(deadline_ns)
+        self._set_state(ConnectionState.QUEUED)
+
+    def begin(self, deadline_ns: int) -> None:
+        """Mark the request as running in user code, until `deadline_ns` (monotonic)."""
+        self._state = _RUNNING
+        self._enter_row(deadline_ns)
+
+    def _enter_row(self, deadline_ns: int) -> None:
+        self._shared.begin(self.index, deadline_ns, self.request_id)
+        if self.may_have_openai_errors and self.has_openai_errors:
+            self._shared.set_openai_errors(self.index)
+
+    def begin_batch(self, deadline_ns: int) -> None:
+        """Mark a queued request as a member of a batch, which sets its number when it runs."""
+        self._state = _RUNNING
+        self._shared.extend(self.index, deadline_ns)
+
+    def set_batch(self, batch: int) -> None:
+        """Move the request to another batch; 0: it waits for one. On any thread."""
+        self._shared.set_batch(self.index, batch)
+
+    def extend(self, deadline_ns: int) -> None:
+        """Move the deadline of a streaming response."""
+        self._shared.extend(self.index, deadline_ns)
+
+    def call_over(self) -> None:
+        """Note that user code has finished with the request, which the client may have abandoned meanwhile."""
+        if self._abandoned:
+            self._abandoned = False
+            self._body.clear()
+            self._on_close(self)
+
+    def resume(self) -> None:
+        """Read requests as they arrive."""
+        if not self._reading and self.open:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def pause(self) -> None:
+        """Leave the next request in the socket, where a successor of this process can read it."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def release(self) -> None:
+        """Stop serving an idle connection without closing it: another process continues with it."""
+        self.open = False
+        self.pause()
+        self._sock.close()
+        self._pool.remove(self)
+
+    def close(self) -> None:
+        """Close immediately, by a shutdown that the peer sees although the supervisor has a duplicate."""
+        if not self.open:
+            return
+        self.open = False
+        self.pause()
+        self._loop.remove_writer(self._fd)
+        if self._flushed is not None:
+            self._flushed.set()
+        with contextlib.suppress(OSError):  # the peer has closed already
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        # The supervisor enforces the deadline of a running call only while it has the connection.
+        self._abandoned = self._state in _IN_CALL
+        if self.span is not None:
+            self._end_span("connection_closed")
+        # A reference cycle with the parser delays the destruction of this object: free large buffers now.
+        self._answer = None
+        self._whole, self._rest = b"", None
+        self._backlog.clear()
+        if not self._abandoned:
+            self._body.clear()
+            self._on_close(self)
+        self._pool.remove(self)
+        if self.task is not None and self._pool.cancels_calls:
+            # Not before its first step: the task would not run at all, and not free its slot.
+            self._loop.call_soon(self.task.cancel)
+
+    def _set_state(self, state: ConnectionState) -> None:
+        self._state = state
+        self._shared.set_state(self.index, state)
+
+    # Reading. The parser calls the on_… methods.
+
+    def read_again(self) -> None:
+        """Begin with the request that a previous process had when it died."""
+        if self._journal is not None:
+            self._set_state(_READING)
+            self._feed(self._journal.restore(self.index, self._buffer))
+
+    def _on_readable(self) -> None:
+        is_new = self._state is _IDLE
+        if is_new:
+            if self._journal is not None:
+                self._journal.begin(self.index)
+            self._set_state(_READING)  # before the read: if the process dies in between, the connection was not idle
+        data = None
+        try:
+            if is_new:
+                size = self._recv_into(self._buffer, _UNPARSED_BYTES)
+            elif self._unparsed_bytes:
+                data = self._sock.recv(min(self._unparsed_bytes, READ_BYTES))
+                size = len(data)
+            else:
+                size = self._recv_into(self._rest or self._buffer)
+        except (BlockingIOError, InterruptedError):
+            if is_new:
+                self._set_state(_IDLE)
+            return
+        except OSError:
+            size = 0
+        if not size:
+            if self._state in _WITHOUT_RESPONSE:
+                self._last_headers(CLIENT_CLOSED_REQUEST)
+            self.close()
+        elif self._rest is not None:
+            self._receive_rest(self._rest, size)
+        elif data is not None:
+            self._receive_unparsed(data)
+        elif self._state is _READING and not self._refused:
+            if self._journal is not None:
+                self._journal.append(self.index, self._buffer[:size])
+            self._feed(size)
+        else:
+            self._receive_late(size)
+
+    def _receive_rest(self, rest: memoryview, size: int) -> None:
+        """Handle a further part of a large body, which was read to its place in the whole one."""
+        if self._journal is not None:
+            self._journal.append(self.index, rest[:size])
+        self._rest = rest[size:]
+        if not self._rest:
+            self._body[:] = [self._whole]
+            self._whole, self._rest = b"", None
+            self.on_message_complete()
+
+    def _receive_unparsed(self, data: bytes) -> None:
+        """Handle a further part of a large body that is passed on in parts."""
+        if self._journal is not None:
+            self._journal.append(self.index, memoryview(data))
+        self._unparsed_bytes -= len(data)
+        is_complete = not self._unparsed_bytes
+        self.on_body(data)
+        if is_complete:
+            self.on_message_complete()
+
+    def _receive_late(self, size: int) -> None:
+        """Handle bytes that arrive after the request was passed on or refused."""
+        if not self._refused:  # else discard the rest of the request
+            self.close()  # the gateway never pipelines
+
+    def _feed(self, size: int) -> None:
+        try:
+            self._parser.feed_data(self._buffer[:size])
+        except Exception:  # of httptools, or raised by one of the callbacks
+            if self.open and self._state is _READING and not self._refused:
+                self._refuse(400, "the request is not valid HTTP")
+        if self._state is _READING:
+            self._bypass_parser()
+
+    def _bypass_parser(self) -> None:
+        """Read the rest of an incomplete request without the parser, if it is a large part of a body."""
+        length = dict(self.headers).get(b"content-length") if self._headers_read and not self._refused else None
+        if length is not None and int(length) - self._body_bytes > _UNPARSED_BYTES:
+            self._parser_is_behind = True
+            self._read_unparsed(int(length))
+
+    def _read_unparsed(self, length: int) -> None:
+        """Read the rest of a body of this length to its place behind what has arrived, or refuse the request."""
+        if length > self._pool.max_body_bytes:
+            self._refuse_body()
+            return
+        self._whole, place = _new_bytes(length)
+        place[: self._body_bytes] = self.body
+        rest = place[self._body_bytes :]
+        self._body_bytes += len(rest)
+        self._rest = rest
+
+    def on_url(self, url: bytes) -> None:
+        """Append a part of the request target."""
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Append a header. Trailers are ignored, because the gateway does not check them."""
+        name = name.lower()
+        if name != SECRET_HEADER and not self._headers_read:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Extract the headers that matter here, and let a waiting client send its body."""
+        self._headers_read = True
+        if not self.url.startswith(b"/"):  # `GET http://host/path`
+            self.url = b"/" + self.url.partition(b"://")[2].partition(b"/")[2]
+        headers = dict(self.headers)
+        self.content_type = headers.get(b"content-type")
+        self.request_id = self.log_id = headers.get(b"x-cortex-request-id", b"")
+        if b"traceparent" in headers:
+            self.log_id = log_id(self.request_id, headers[b"traceparent"])
+        self.requests_info = b"x-cortex-info" in headers
+        self.compared = headers.get(b"x-cortex-compared")
+        self.endpoint = headers.get(b"x-cortex-endpoint")  # set by the gateway for paths below the endpoint
+        if b"expect" in headers:
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        """Append a part of the body."""
+        if self._refused:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._pool.max_body_bytes:
+            self._refuse_body()
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Pass the complete request to the application."""
+        if not self._refused:
+            self._handle(self)
+
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Respond with an error before the request is complete; the connection closes after it."""
+        self._refused = self._close_after = True
+        self._unparsed_bytes = 0
+        self._body.clear()
+        self.respond_error(status, message)
+
+    def _reset(self) -> None:
+        self.url = b""
+        self.content_type = None
+        self.request_id = self.log_id = b""
+        self.requests_info = False
+        self.compared = None
+        self.endpoint = None
+        self.headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._unparsed_bytes = 0  #: of a body that is passed on in parts, still to be read past the parser
+        self._headers_read = False
+        if self._parser_is_behind:
+            self._parser = HttpRequestParser(self)
+            self._parser_is_behind = False
+        self._refused = False
+        # Times of the request, monotonic; see `RequestRecorder.finish`.
+        self.arrived_ns = self.batched_ns = self.started_ns = self.returned_ns = 0
+
+    # Writing.
+
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+        """Write a complete response; the connection is then ready for the next request."""
+        if not self.open:
+            return
+        if self.compared is not None and status == HTTPStatus.OK:
+            self._pool.store_answer(self, media_type, body)
+        if status in BODILESS:
+            body = b""
+        start = b"%b%bcontent-length: %d\r\n\r\n" % (
+            response_head(status, media_type, headers),
+            self._last_headers(status),
+            len(body),
+        )
+        if len(body) < JOIN_BYTES:
+            self._send(start + body)
+        else:
+            self._send(start)
+            self._send(body)
+        exchanges = self._exchanges
+        if exchanges is not None and crc32(self.request_id) < exchanges.limit and self.open and not self._refused:
+            if exchanges.is_paused:
+                exchanges.skipped += 1
+            else:
+                exchanges.add(self, status, media_type, headers, body)
+        self._finish_response()
+
+    def respond_error(
+        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
+    ) -> None:
+        """Write a JSON error response, whose body also has `fields`."""
+        request_id = self.request_id.decode("latin-1")
+        if self.has_openai_errors:
+            body = openai_error_body(status, message, request_id, fields)
+        else:
+            body = error_body(message, request_id, fields)
+        self.respond(status, b"application/json", body, headers)
+
+    def start_stream(
+        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
+    ) -> None:
+        """Begin a response of unknown length; its first chunk goes with its head if it is small."""
+        if self.open:
+            self._close_after = status in BODILESS  # its chunks must not be parsed as the next response
+            if self._exchanges is not None:
+                self._answer = self._exchanges.begin(self, status, media_type, headers)
+            timing = self._last_headers(status)
+            self._set_state(ConnectionState.ANSWERING)
+            head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
+            if len(chunk) < JOIN_BYTES:
+                if self._answer is not None:
+                    self._answer.append(chunk)
+                self._send(head + framed_chunk(chunk))
+            else:
+                self._send(head)
+                self.stream(chunk)
+
+    def stream(self, chunk: bytes) -> None:
+        """Write a chunk of a response of unknown length."""
+        if self.open and chunk:
+            if self._answer is not None:
+                self._answer.append(chunk)
+            self._send(framed_chunk(chunk))
+
+    def end_stream(self) -> None:
+        """End a response of unknown length."""
+        if self.open:
+            self._send(b"0\r\n\r\n")
+            self._finish_response()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the number of bytes that the gateway has not taken yet."""
+        return sum(map(len, self._backlog))
+
+    async def flushed(self) -> None:
+        """Wait until the gateway has taken everything or disconnected."""
+        if self._backlog and self.open:
+            self._flushed = self._flushed or asyncio.Event()
+            await self._flushed.wait()
+
+    def _last_headers(self, status: int) -> bytes:
+        """Count the response; return its last header lines: `Server-Timing`, and that the connection closes if it does.
+
+        Without that line, the gateway could send the request of another client before it notices the end.
+        """
+        if self.span is not None:
+            self.span.respond(status, self._durations_ns())
+        recorder = self._recorder if self.compared != _COPY else self._recorder.of_copies
+        timing = recorder.finish(status, self.arrived_ns, self.batched_ns, self.started_ns, self.returned_ns)
+        return timing + CLOSING if self._close_after else timing
+
+    def _durations_ns(self) -> dict[str, int]:
+        """Return the parts of `Server-Timing` that the request has reached."""
+        if not self.started_ns:
+            return {}
+        now_ns = time.monotonic_ns()
+        returned_ns = self.returned_ns or now_ns
+        durations_ns = {
+            "queue": (self.batched_ns or self.started_ns) - self.arrived_ns,
+            "handler": returned_ns - self.started_ns,
+            "encode": now_ns - returned_ns,
+        }
+        return durations_ns | {"batch": self.started_ns - self.batched_ns} if self.batched_ns else durations_ns
+
+    def _end_span(self, error_type: str = "") -> None:
+        assert self.span is not None
+        self.span.end(error_type)
+        self.span = None
+
+    def _send(self, data: bytes) -> None:
+        if not self.open:
+            return
+        if self._backlog:
+            self._backlog.append(memoryview(data))
+            return
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        if sent < len(data):
+            self._backlog.append(memoryview(data)[sent:])
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        while self._backlog:
+            data = self._backlog[0]
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.close()
+                return
+            if sent < len(data):
+                self._backlog[0] = data[sent:]
+                return
+            self._backlog.popleft()
+        self._loop.remove_writer(self._fd)
+        if self._flushed is not None:
+            self._flushed.set()
+            self._flushed = None
+        if self._state is _DRAINING:
+            self._next_request()
+
+    def _finish_response(self) -> None:
+        if not self.open:
+            return
+        if self.span is not None:
+            self._end_span()
+        if self._answer is not None and self._exchanges is not None:
+            self._exchanges.end(self, self._answer)
+            self._answer = None
+        if self._backlog:
+            self._set_state(_DRAINING)
+        else:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        if self._close_after:
+            self._linger()
+            return
+        self._reset()
+        self._state = _IDLE
+        self._shared.set_state(self.index, _IDLE)
+        self._pool.on_idle(self)
+
+    def _linger(self) -> None:
+        """Close after the peer has read the response: a close with unread input would reset the connection."""
+        self._refused = True
+        self._set_state(_DRAINING)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._loop.call_later(_LINGER_S, self.close)
+
+
+def _new_bytes(size: int) -> tuple[bytes, memoryview]:
+    """Return bytes with undefined contents, and their memory, which must be written before anyone else has the bytes.
+
+    Joining the parts of a body instead copies it once more, a sixth of what an upload of a megabyte costs.
+    """
+    created = _create_bytes(None, size)
+    return created, _view_of_memory(_address_of_bytes(created), size, _WRITABLE)
+
+
+_WRITABLE = 0x200  # PyBUF_WRITE
+_create_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_address_of_bytes = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
+_view_of_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ("PyMemoryView_FromMemory", ctypes.pythonapi)
+)
+
+#: Clocks drift or are adjusted: minima older than two windows are discarded.
+_CLOCK_WINDOW_NS = 30_000_000_000
+_INFINITE_NS = 1 << 64
+
+
+class GatewayClock:
+    """Estimate of the clock offset of a gateway on another machine.
+
+    Of the requests of the last 30 to 60 seconds, the one with the smallest apparent wait is assumed not to have waited,
+    so its apparent wait is the clock offset. If every request waited, waits are underestimated: callers get more time
+    than their timeout, never less.
+    """
+
+    def __init__(self) -> None:
+        self._minimum_ns = _INFINITE_NS
+        self._previous_minimum_ns = _INFINITE_NS
+        self._offset_ns = 0  #: the smaller of both
+        self._window_ends_ns = 0
+
+    def waited_ns(self, apparent_ns: int, now_ns: int) -> int:
+        """Return the actual wait of a request that arrived `apparent_ns` ago by both clocks; `now_ns` is monotonic."""
+        if now_ns >= self._window_ends_ns:
+            self._previous_minimum_ns, self._minimum_ns = self._minimum_ns, apparent_ns
+            self._window_ends_ns = now_ns + _CLOCK_WINDOW_NS
+            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
+        elif apparent_ns < self._minimum_ns:
+            self._minimum_ns = apparent_ns
+            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
+        return apparent_ns - self._offset_ns
+
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def path_below(target: bytes, endpoint: bytes) -> bytes:
+    """Return the path of a request target below an endpoint; empty for the endpoint itself."""
+    return target.partition(b"?")[0].removeprefix(endpoint.rstrip(b"/"))
+
+
+def framed_chunk(chunk: bytes) -> bytes:
+    """Return a chunk with its size (RFC 9112, section 7.1); nothing for an empty one, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
+
+
+def error_body(message: str, request_id: str, fields: Mapping[str, Any] = _NO_FIELDS) -> bytes:
+    """Return the JSON body of an error response, `{"error", "request_id"}` and `fields`."""
+    return json.dumps({"error": message, **fields, "request_id": request_id}).encode()
+
+
+def error_response(status: int, message: str, request_id: str, in_openai_form: bool = False) -> bytes:
+    """Return a complete error response that closes its connection."""
+    body = (
+        openai_error_body(status, message, request_id, _NO_FIELDS)
+        if in_openai_form
+        else error_body(message, request_id)
+    )
+    retry = b"retry-after: 1\r\n" if status == 503 else b""
+    return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        _STATUS_LINES[status],
+        retry,
+        len(body),
+        body,
+    )
+
+
+def close_frame(reason: str, code: int = 1011) -> bytes:
+    """Return the frame with which a server closes a WebSocket, by default for an internal error (RFC 6455, 5.5.1)."""
+    text = reason.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore").encode()
+    return bytes((0x88, 2 + len(text))) + code.to_bytes(2, "big") + text
+
+
+def response_head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
+    """Return the head of a response without its framing headers and its final empty line."""
+    plain = _plain_head(status, media_type, int(time.time()))
+    return plain + b"".join(b"%b: %b\r\n" % header for header in headers) if headers else plain
+
+
+@lru_cache(maxsize=16)
+def _plain_head(status: int, media_type: bytes | None, second: int) -> bytes:
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
+    return line + _date(second) + content_type
+
+
+def _date(second: int) -> bytes:
+    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
+    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
+    return f"date: {date}\r\n".encode()

@@ -1,0 +1,253 @@
+"""Running the batches of a job: parse each, call the user's code, record its result or exception. Main thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from cortex.errors import ModelError, UserError, with_article
+from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
+from cortex.lifecycle import ApiKind
+from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.validation import PayloadError
+from cortex.predictor.batch import BoundBatch
+from cortex.predictor.binding import Bodies
+from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.worker.channel import replace_surrogates
+from cortex.worker.jobs.operator_client import CompletionHook
+from cortex.worker.jobs.shared_state import HOOK, SharedJobState
+from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
+from cortex.worker.monitoring.request_log import REQUEST, write_log
+from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
+from cortex.worker.requests.payload import FORM, BadBody, encode_json, json_or, parse, parse_typed
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.spans import BatchSpan, Tracing
+
+#: Larger results cannot be reported.
+MAX_RESULT_BYTES = 32 * 1024 * 1024
+_MAX_TRACEBACK_CHARS = 16 * 1024
+_NS_PER_S = 1_000_000_000
+
+
+class LeaseSource(Protocol):
+    """The leases of a job: those of the operator (`LeaseClient`), or those of a job without one (`dev.local.jobs`)."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the process ends, and begins no further batch."""
+
+    def next_task(self) -> ActiveLease | CompletionHook | None:
+        """Wait for the next lease, or for the completion hook; return None if there is no more work."""
+
+    def done(self, outcome: BatchOutcome, /) -> None:
+        """Report the outcome of a batch."""
+
+    def work_done(self, batches: int, seconds: float) -> None:
+        """Report that a lease has been worked through."""
+
+    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
+        """Report the end of the completion hook, with the reason if it has failed."""
+
+
+class JobRun:
+    """Runs the batches of one job."""
+
+    def __init__(
+        self,
+        job: Assignment,
+        bound: BoundBatch,
+        shared_state: SharedJobState,
+        leases: LeaseSource,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._job = job
+        self._bound = bound
+        self._shared_state = shared_state
+        self._leases = leases
+        self._tracing = tracing
+        self._span: BatchSpan | None = None  #: of the current batch
+        self._traceparent = job.traceparent  #: of what submitted the current batch
+        self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
+        self._has_warned = False
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        """Run leases until the job has no more batches."""
+        while (task := self._leases.next_task()) is not None:
+            if isinstance(task, CompletionHook):
+                self._complete(task)
+            else:
+                self._work_through(task)
+
+    def _work_through(self, work: ActiveLease) -> None:
+        started = time.perf_counter()
+        count = 0
+        for batch in work.lease.batches:
+            if work.is_lost or self._leases.is_ending:
+                break
+            self._leases.done(self._run_batch(work, batch.seq, batch.payload))
+            count += 1
+        self._leases.work_done(count, time.perf_counter() - started)
+
+    def _run_batch(self, work: ActiveLease, seq: int, payload: bytes) -> BatchOutcome:
+        timeout_ns = self._timeout_ns
+        self._shared_state.begin(seq, time.monotonic_ns() + timeout_ns if timeout_ns else 0, timeout_ns)
+        try:
+            name, read = self._receive(seq, payload)
+            REQUEST.set(name.encode())  # lines printed from here on belong to the batch
+            if self._tracing is not None:
+                self._span = self._start_span(self._tracing, name, seq)
+            try:
+                value = read()
+                started = time.perf_counter()
+                result = self._bound.call(value, name)
+                seconds = time.perf_counter() - started
+                return BatchOutcome(work, seq, seconds, None, self._encode(result))
+            except BaseException as error:  # the edge of the user's code: its exceptions end the batch, not the process
+                return BatchOutcome(work, seq, 0.0, self._failure(seq, self._what(name), error))
+        finally:
+            self._end_batch()
+
+    def _complete(self, hook: CompletionHook) -> None:
+        failure = None
+        if self._bound.on_job_complete is not None:
+            self._shared_state.begin(HOOK)
+            if self._tracing is not None:
+                self._span = self._tracing.start_batch("on_job_complete", self._traceparent, self._span_attributes())
+            try:
+                self._bound.on_job_complete()
+            except BaseException as error:  # as above
+                failure = self._failure(HOOK, "on_job_complete", error)
+            finally:
+                self._end_batch()
+        self._leases.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
+
+    def _end_batch(self) -> None:
+        """Mark the batch as finished; exit if this is a process that user code forked."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        REQUEST.set(b"")
+        if self._span is not None:
+            self._span.end()
+            self._span = None
+        self._shared_state.end()
+
+    def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
+        """Log an exception with the frames of user code, and return it for the report."""
+        if self._span is not None:
+            self._span.fail(error)
+        try:
+            exception = as_http_exception(error)
+            is_ours = isinstance(error, UserError) or exception is not None
+            message = describe_http_exception(exception) if exception else str(error) if is_ours else describe(error)
+            has_frames = isinstance(error, ModelError) or not is_ours
+            text = format_user_traceback(error) if has_frames else f"{message}\n"
+        except Exception:  # an exception that cannot be formatted is still a failure
+            message, text = type(error).__name__, ""
+        write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
+        return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))
+
+    def _start_span(self, tracing: Tracing, name: str, seq: int) -> BatchSpan:
+        what = "task" if self._job.job_spec.get("kind") == ApiKind.TASK else "batch"
+        attributes = {**self._span_attributes(), "cortex.batch_id": name, "cortex.batch": seq}
+        return tracing.start_batch(what, self._traceparent, attributes)
+
+    def _span_attributes(self) -> dict[str, str | int]:
+        return {"cortex.job_id": self._job.job_id}
+
+    def _what(self, name: str) -> str:
+        return "the task" if self._job.job_spec.get("kind") == ApiKind.TASK else f"batch {name}"
+
+    def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
+        """Return the id of a batch for user code, and a function that parses its payload."""
+        return batch_id(self._job.job_id, seq), lambda: _parse(payload, self._bound.payload_type)
+
+    def _encode(self, result: Any) -> bytes | None:
+        """Encode a result for the report; None if there is none."""
+        if result is None:
+            return None
+        try:
+            return encode_line(result)
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                reason = str(error) if isinstance(error, UserError) else describe(error)
+                write_log(f"the result of a batch is dropped, and so are similar ones of this job: {reason}\n")
+            return None
+
+
+def _is_record(result: Any) -> bool:
+    """Return whether a result is a dataclass or a pydantic model, which JSON encodes as an object."""
+    return dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_fields__")
+
+
+def encode_line(result: Any) -> bytes:
+    """Return a result as JSON on one line. Raises: UserError if JSON can't hold it, or it is too large."""
+    data = encode_json(result)
+    if len(data) > MAX_RESULT_BYTES:
+        raise UserError(f"the result takes {len(data)} bytes, more than {MAX_RESULT_BYTES}")
+    return data.replace(b"\n", b" ")  # in JSON, line breaks only occur between values
+
+
+def _parse(payload: bytes, payload_type: PayloadType | None) -> Any:
+    """Return the payload of a batch. Raises: UserError if it is not of the type that the user's method annotates."""
+    try:
+        value = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        value = json.loads(payload)  # NaN, say
+    if payload_type is None:
+        return value
+    try:
+        return payload_type.from_json(value, payload)
+    except PayloadError as error:
+        raise UserError(str(error)) from None
+
+
+_PARSED = ("application/json", "text/plain")
+
+
+class WorkloadRun(JobRun):
+    """Runs the workloads of an AsyncAPI: a batch is a workload, whose result must be a dict."""
+
+    def _start_span(self, tracing: Tracing, name: str, seq: int) -> BatchSpan:
+        return tracing.start_batch("workload", self._traceparent, {"cortex.workload_id": name})
+
+    def _what(self, name: str) -> str:
+        return f"workload {name}"
+
+    def _receive(self, seq: int, payload: bytes) -> tuple[str, Callable[[], Any]]:
+        workload = Workload.from_line(payload)
+        self._shared_state.set_name(str(workload.id))
+        self._traceparent = workload.traceparent
+        return str(workload.id), lambda: _parse_workload(workload, self._bound)
+
+    def _encode(self, result: Any) -> bytes | None:
+        if not isinstance(result, dict) and not _is_record(result):
+            raise UserError(f"the result of a workload must be a dict, but it is {with_article(type(result).__name__)}")
+        return encode_line(result)
+
+
+def _parse_workload(workload: Workload, bound: BoundBatch) -> Any:
+    """Return what the user's method annotates, or else JSON, text or bytes: then forms are not parsed."""
+    if bound.payload_type is not None:
+        content_type = workload.content_type.encode(errors="replace")
+        try:
+            return parse_typed(bound.payload_type, content_type, workload.body)
+        except (BadBody, PayloadError) as error:
+            raise UserError(str(error)) from None
+    kind = workload.content_type.partition(";")[0].strip().lower()
+    if kind == FORM.decode() and bound.bodies is Bodies.JSON_OVER_FORMS:
+        return json_or(workload.body, workload.body)
+    if kind not in _PARSED:
+        return workload.body
+    try:
+        return parse(workload.content_type.encode(errors="replace"), workload.body)
+    except BadBody as error:
+        raise UserError(str(error)) from None

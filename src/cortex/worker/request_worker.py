@@ -1,0 +1,351 @@
+"""The process that serves requests: load the user's code, report readiness to the supervisor, serve until stopped.
+
+The supervisor accepts connections and passes them over the channel; the worker reports which of them it closed. The
+supervisor's side is `supervisor.request_worker_slot`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from cortex.models.spec import Catalogue
+from cortex.predictor.applications import WSGI
+from cortex.predictor.loader import BoundPredictor, load
+from cortex.processes.priority import enter_background, in_background
+from cortex.worker.channel import Channel
+from cortex.worker.http.connection import Connection
+from cortex.worker.monitoring.metrics import MetricFile
+from cortex.worker.monitoring.trace_export import open_tracing
+from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
+from cortex.worker.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
+from cortex.worker.requests.inference_routes import inference_kinds
+from cortex.worker.requests.payload import make_headers
+from cortex.worker.requests.readiness import check_readiness
+from cortex.worker.requests.runner import CallDurations, Runner
+from cortex.worker.requests.server import SHARING_LOOP, MethodServer, call_slots
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import ReplicaSpec, parse_limits
+from cortex.worker.worker_process import (
+    ModelEvents,
+    ModelStart,
+    enter_project,
+    open_metrics,
+    report_failure,
+    run_exit_hooks,
+    signature_text,
+)
+
+if TYPE_CHECKING:
+    from cortex.predictor.protobuf import BoundService
+    from cortex.worker.applications.lifespan import Lifespan
+    from cortex.worker.monitoring.exchange_writer import ExchangeWriter
+    from cortex.worker.monitoring.spans import Tracing
+    from cortex.worker.monitoring.tracker import PredictionTracker
+
+#: Delay before messages that the channel could not take are sent again.
+_RESEND_S = 0.05
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+#: Free memory that a process keeps at the end of its heap. glibc's default is 128 kB, or twice the largest freed block:
+#: then each body of a megabyte causes 250 page faults, which take as long as reading it.
+_KEPT_BYTES = 16 * 1024 * 1024
+#: Larger blocks are outside of the heap. glibc increases its default to this as blocks are freed.
+_MAPPED_BYTES = 32 * 1024 * 1024
+
+
+def run_request_worker(
+    spec: ReplicaSpec,
+    index: int,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    models: ModelStart | None,
+    inheritance: Inheritance,
+) -> int:
+    """Serve as process `index` of a replica; return the exit code."""
+    try:
+        spec = enter_project(spec, index)
+        file = open_metrics(spec, index)
+        tracing = open_tracing(spec, index)
+        predictor = _load(spec, channel, models, metrics_client(spec, index, file))
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
+        report_failure(channel, error)
+        return 1
+    return serve(spec, predictor, channel, shared_state, file, tracing, inheritance)
+
+
+def serve(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    tracing: Tracing | None,
+    inheritance: Inheritance,
+) -> int:
+    """Serve requests with a constructed class until stopped; return the exit code."""
+    try:
+        if tracing is not None:
+            tracing.serve_user_code()
+        predictor.after_fork()
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        check_readiness(spec, predictor, loop, channel)
+        lifespan = _start_application(predictor, loop)
+    except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
+        report_failure(channel, error)
+        return 1
+    gc.freeze()  # models stay, so no collection has to traverse them
+    if spec.models is None:  # else memory of models that are not used any more has to be returned
+        _keep_freed_memory()
+    if predictor.service is not None:
+        orphan = _serve_grpc(spec, predictor.service, loop, channel, shared_state, file, tracing, inheritance)
+    elif lifespan is not None:
+        orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, tracing, inheritance)
+    else:
+        orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
+    run_exit_hooks()
+    if tracing is not None:
+        tracing.shutdown()
+    orphan.finish()
+    enter_background()  # freeing the memory of big models takes a while
+    return 0
+
+
+def _keep_freed_memory() -> None:
+    """Configure the allocator to keep enough freed memory for the bodies of requests and responses."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not musl
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics: MetricsClient) -> BoundPredictor:
+    if start is None or spec.models is None:
+        return load(spec, metrics=metrics)
+    from cortex.models.fetcher import AgentFetcher  # noqa: PLC0415 - APIs without models start faster
+    from cortex.models.memory_budget import configure_allocator  # noqa: PLC0415
+
+    configure_allocator()
+    fetcher = AgentFetcher(spec.model_agent_socket or "", spec.api, spec.models)
+    with in_background(start.is_standby):
+        return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.extra_versions, metrics)
+
+
+def _serve(
+    spec: ReplicaSpec,
+    predictor: BoundPredictor,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    tracing: Tracing | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    methods = predictor.all_methods
+    kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
+    if any(method.needs_headers or method.needs_query_params for method in methods):
+        make_headers(())  # imports starlette, which would delay the first request
+    shares_loop = bool(kinds & SHARING_LOOP)
+    slots = call_slots(spec, predictor)
+    # Any call may have to load its model first, and must not delay calls that other threads could run.
+    waits_for_models = spec.threads > 1 and spec.models is not None
+    always_threads = "generator" in kinds or waits_for_models
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
+    tracker = _open_tracker(spec, file)
+    server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
+    orphan = connect_supervisor(server, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
+    # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
+    batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
+    signature = signature_text(lambda: predictor.signature)
+    channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
+    runner.run()
+    server.shutdown()
+    if exchanges is not None:
+        exchanges.close()
+    return orphan
+
+
+def _open_tracker(spec: ReplicaSpec, file: MetricFile | None) -> PredictionTracker | None:
+    if spec.tracker_type is None or file is None:
+        return None
+    from cortex.worker.monitoring.tracker import PredictionTracker  # noqa: PLC0415 - other APIs start faster
+
+    return PredictionTracker(spec, file)
+
+
+def _open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
+    if not spec.record_share:
+        return None
+    from cortex.worker.monitoring.exchange_writer import open_exchange_writer  # noqa: PLC0415 - as above
+
+    return open_exchange_writer(spec, file)
+
+
+def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Lifespan | None:
+    """Start the API's application, if it has one. Raises: UserError."""
+    if predictor.application is None:
+        return None
+    from cortex.worker.applications.lifespan import Lifespan  # noqa: PLC0415 - other APIs start faster
+
+    lifespan = Lifespan(predictor.application)
+    loop.run_until_complete(lifespan.startup())
+    return lifespan
+
+
+def _serve_application(
+    spec: ReplicaSpec,
+    lifespan: Lifespan,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    tracing: Tracing | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    from cortex.worker.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
+
+    server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
+    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
+    # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
+    slots = spec.threads if spec.type == WSGI else spec.max_concurrency
+    channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
+    loop.run_forever()
+    if exchanges is not None:
+        exchanges.close()
+    return orphan
+
+
+def _serve_grpc(
+    spec: ReplicaSpec,
+    service: BoundService,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    shared_state: SharedConnectionState,
+    file: MetricFile | None,
+    tracing: Tracing | None,
+    inheritance: Inheritance,
+) -> Orphan:
+    from cortex.worker.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
+
+    # The iterators of streams block the thread of their method.
+    waits_for_models = spec.threads > 1 and spec.models is not None
+    always_threads = waits_for_models or any(
+        (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
+    )
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
+    server = GrpcServer(spec, service, loop, runner, shared_state, file, tracing)
+    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, runner.stop))
+    shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
+    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
+    channel.send("ready", slots=slots, shares_loop=shares_loop)
+    runner.run()
+    return orphan
+
+
+def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
+    if predictor.registry is not None:
+        predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
+
+
+def connect_supervisor(
+    server: RequestServer,
+    loop: asyncio.AbstractEventLoop,
+    channel: Channel,
+    inheritance: Inheritance,
+    on_stop: Callable[[], None],
+    on_catalogue: Callable[[str], None] = lambda path: None,
+) -> Orphan:
+    """Receive connections and commands from the supervisor; return what outlives it. `on_stop` ends the process."""
+    orphan = Orphan(server, loop, inheritance, on_stop)
+    outlive_supervisor()
+    SupervisorChannel(server, loop, channel, on_catalogue, on_stop, orphan.begin).start()
+    return orphan
+
+
+class SupervisorChannel:
+    """Receives connections and commands from the supervisor, and reports closed connections. Event-loop thread only."""
+
+    def __init__(
+        self,
+        server: RequestServer,
+        loop: asyncio.AbstractEventLoop,
+        channel: Channel,
+        on_catalogue: Callable[[str], None],
+        on_stop: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Create the worker's end; `on_lost` is called once the supervisor's end is closed."""
+        self._server = server
+        self._loop = loop
+        self._channel = channel
+        self._on_catalogue = on_catalogue
+        self._on_stop = on_stop
+        self._on_lost = on_lost
+        self._failures = 0
+        self._unsent: list[tuple[str, int]] = []
+
+    def start(self) -> None:
+        """Receive messages on the event loop."""
+        self._channel.sock.setblocking(False)
+        self._loop.add_reader(self._channel.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                self._failures += 1
+                if self._failures == 1:
+                    continue  # the error may be that of a message we sent; connections may follow it
+                self._loop.remove_reader(self._channel.fileno())
+                self._on_lost()
+                return
+            message, fd = received
+            if message["kind"] == "connection" and fd is not None:
+                connection = socket.socket(fileno=fd)
+                self._server.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
+            elif message["kind"] == "configure":
+                self._server.configure(parse_limits(message))
+            elif message["kind"] == "catalogue":
+                self._on_catalogue(message["path"])
+            elif message["kind"] == "suspects":
+                self._server.set_suspects(message["groups"])
+            elif message["kind"] == "retire":
+                self._server.connections.retire(self._on_released)
+            elif message["kind"] == "condemn":  # another call is stuck: the process ends once the rest is done
+                self._server.connections.stop_reading()
+            elif message["kind"] == "stop":
+                self._loop.remove_reader(self._channel.fileno())
+                self._on_stop()
+                return
+
+    def _on_closed(self, connection: Connection) -> None:
+        self._report([("closed", connection.index)])
+
+    def _on_released(self, connection: Connection) -> None:
+        self._report([("released", connection.index)])
+
+    def _report(self, events: list[tuple[str, int]]) -> None:
+        """Report to the supervisor, which keeps a descriptor of each connection until then."""
+        if self._failures > 1:
+            return  # the supervisor is dead
+        unsent = [(kind, index) for kind, index in events if not self._channel.send(kind, index=index)]
+        if unsent and not self._unsent:
+            self._loop.call_later(_RESEND_S, self._report_again)
+        self._unsent += unsent
+
+    def _report_again(self) -> None:
+        events, self._unsent = self._unsent, []
+        self._report(events)

@@ -1,0 +1,491 @@
+"""Bodies: parse the body of a request into a payload, encode a result of user code into a body.
+
+The fast path is one call of orjson. Values that orjson rejects (numpy values, integers beyond 64 bits, other keys than
+strings) take a slow path, which either converts them or names the value that JSON cannot hold. numpy and starlette are
+slow to import: numpy is never imported here, starlette only once a request or a result needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from datetime import date, datetime, time
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import orjson
+
+from cortex.errors import UserError
+from cortex.payloads.json_bodies import parse_json
+from cortex.payloads.payload_type import PayloadType
+from cortex.predictor.binding import Bodies
+from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
+
+if TYPE_CHECKING:
+    from starlette.datastructures import FormData, Headers, QueryParams
+    from starlette.responses import Response
+
+JSON = b"application/json"
+TEXT = b"text/plain; charset=utf-8"
+BYTES = b"application/octet-stream"
+JSON_LINES = b"application/x-ndjson"
+PNG = b"image/png"
+CONTENT_TYPE = b"content-type"
+
+#: Maximum number of parts of a form, against attacks on the parser.
+MAX_FORM_PARTS = 1000
+
+#: Sent by `curl -d` and by Python's urllib unless the caller sets another content type.
+FORM = b"application/x-www-form-urlencoded"
+_MULTIPART = b"multipart/form"
+_CONNECTION_HEADERS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
+)
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
+_NOT_JSON = object()
+#: First bytes of a compressed body, which some clients send.
+_GZIP = b"\x1f\x8b"
+_UTF8_BOM = b"\xef\xbb\xbf"
+
+_KEYS = orjson.OPT_NON_STR_KEYS
+
+#: Advice for types that JSON cannot hold, by `<top-level module>.<type name>`.
+_FIXES = {
+    "builtins.set": "return a list: list(value)",
+    "builtins.frozenset": "return a list: list(value)",
+    "builtins.bytes": "decode it, or encode it with base64",
+    "builtins.complex": "return its real and imaginary parts",
+    "decimal.Decimal": "return float(value) or str(value)",
+    "torch.Tensor": "return value.tolist()",
+    "tensorflow.EagerTensor": "return value.numpy()",
+    "PIL.Image": "save it to bytes and return those",
+}
+_NUMBERS = frozenset(
+    ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+    + ("bool", "bool_")  # numpy 2 and numpy 1
+)
+_ITEM_LIMIT = 60
+
+
+class BadBody(Exception):
+    """A body that does not match its content type: status 400; `str(error)` is sent to the caller."""
+
+
+class Encoded(NamedTuple):
+    """An encoded result. `headers` exclude content-type and content-length, which the connection writes."""
+
+    status: int
+    media_type: bytes | None
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    background: Callable[[], Awaitable[None]] | None = None  #: runs after the response is sent
+    response: Response | None = None  #: a starlette response that sends its own body: see `streaming.open_response`
+
+
+#: Bypasses the Python-level constructor of Encoded, which takes as long as encoding a small result.
+_new_encoded = tuple.__new__
+
+
+def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TYPE) -> Any:
+    """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody."""
+    if content_type == JSON:
+        return _parse_json(body)
+    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    if kind == JSON:
+        return _parse_json(body)
+    if bodies is Bodies.JSON_ONLY:
+        return None
+    if content_type is not None:
+        if kind == b"text/plain":
+            return _parse_text(content_type, body)
+        if kind == FORM and bodies is Bodies.JSON_OVER_FORMS and (value := json_or(body, _NOT_JSON)) is not _NOT_JSON:
+            return value
+        if kind == FORM or kind.startswith(_MULTIPART):
+            return _parse_form(kind, content_type, body)
+    return body
+
+
+def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: bytes) -> Any:
+    """Parse a body into the type that the user's method annotates. Raises: BadBody, PayloadError.
+
+    JSON needs no content type, because the annotation asks for it.
+    """
+    if content_type == JSON and body and not payload_type.is_raw:
+        return _parse_typed_json(payload_type, body)
+    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    if payload_type.is_raw:
+        return body
+    if not body:
+        return payload_type.from_nothing()
+    if kind.startswith(_MULTIPART):
+        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
+    if kind == JSON or kind.endswith(b"+json"):
+        return _parse_typed_json(payload_type, body)
+    if payload_type.reads_bytes:
+        if kind == b"text/plain":
+            body = _parse_text(content_type or b"", body).encode()
+        return payload_type.from_bytes(body, kind.decode("latin-1"))
+    # `curl -d` sends JSON as a form; a form itself never begins with a brace or bracket, which are encoded in it.
+    if kind == FORM and body.lstrip()[:1] not in (b"{", b"[") and json_or(body, _NOT_JSON) is _NOT_JSON:
+        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
+    return _parse_typed_json(payload_type, body)
+
+
+def _parse_typed_json(payload_type: PayloadType, body: bytes) -> Any:
+    # First orjson, which refuses what is not JSON in the same words as for other methods: NaN, 1e999.
+    return payload_type.from_json(_parse_json(body), body.removeprefix(_UTF8_BOM))
+
+
+def json_or(body: bytes, otherwise: Any) -> Any:
+    """Return the value of a body that is JSON, else `otherwise`."""
+    try:
+        return _parse_json(body)
+    except BadBody:
+        return otherwise
+
+
+def make_query_params(query: bytes) -> QueryParams:
+    """Parse a query string into a multi-dict."""
+    from starlette.datastructures import QueryParams  # noqa: PLC0415 - slow to import, and few methods use it
+
+    return QueryParams(query) if query else QueryParams()
+
+
+def make_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the headers as a case-insensitive multi-dict."""
+    from starlette.datastructures import Headers  # noqa: PLC0415 - as above
+
+    return Headers(raw=[(name.lower(), value) for name, value in raw])
+
+
+def encode(result: Any, json_strings: bool = False) -> Encoded:
+    """Encode a result of user code; with `json_strings`, a str becomes a JSON string instead of plain text.
+
+    numpy scalars and arrays become numbers and lists; NaN and infinities become null; pydantic models become objects,
+    frames of pandas lists of records, and images of Pillow PNG.
+    Raises: UserError, which names the path of a value that JSON cannot hold.
+    """
+    kind = type(result)
+    if kind is dict or kind is list:
+        return _new_encoded(Encoded, (200, JSON, encode_json(result), (), None, None))
+    if isinstance(result, str) and not json_strings:
+        return Encoded(200, TEXT, _encode_text(result))
+    if isinstance(result, bytes | bytearray | memoryview):
+        return Encoded(200, BYTES, bytes(result))
+    responses = sys.modules.get("starlette.responses")  # if it is not imported, no result can be a response
+    if responses is not None and isinstance(result, responses.Response):
+        return _encode_response(result, responses.Response)
+    images = sys.modules.get("PIL.Image")  # likewise
+    if images is not None and isinstance(result, images.Image):
+        return Encoded(200, PNG, _encode_image(result))
+    if isinstance(result, Encoded):
+        return result
+    return Encoded(200, JSON, encode_json(result))
+
+
+def encode_json(result: Any) -> bytes:
+    """Encode a value as JSON: one call of orjson if possible, the slow way otherwise."""
+    try:
+        return orjson.dumps(result, _encode_other)
+    except TypeError:
+        pass  # leave the handler first: exceptions of the slow way must not have this one as context
+    return _encode_json_slowly(result)
+
+
+def encode_chunk(item: Any) -> bytes:
+    """Encode one item of a stream: bytes and str unchanged, anything else as a line of JSON."""
+    if isinstance(item, str):
+        return _encode_text(item)
+    if isinstance(item, bytes | bytearray | memoryview):
+        return bytes(item)
+    return encode_json(item) + b"\n"
+
+
+def stream_media_type(first: Any) -> bytes:
+    """Return the content type of a stream, which its first item determines."""
+    if isinstance(first, str):
+        return TEXT
+    return BYTES if isinstance(first, bytes | bytearray | memoryview) else JSON_LINES
+
+
+def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
+    """Validate the head of a response; return its headers in lower case, without those the connection writes itself.
+
+    Raises: UserError for a status or header that is not valid HTTP, which would desynchronize the gateway.
+    """
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise UserError(f"the response has the status {status!r}; use one from 200 to 599")
+    kept = []
+    for name, value in headers:
+        if not isinstance(name, bytes) or not _HEADER_NAME.fullmatch(name):
+            raise UserError(f"the response has a header with the name {name!r}; use letters, digits and dashes")
+        if not isinstance(value, bytes) or _NOT_IN_HEADER.search(value):
+            raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
+        if (name := name.lower()) not in _CONNECTION_HEADERS:
+            kept.append((name, value))
+    if len(kept) > MAX_RESPONSE_HEADERS:
+        raise UserError(f"the response has {len(kept)} headers; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
+    return tuple(kept)
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return parse_json(body)
+    except orjson.JSONDecodeError as exc:
+        if body.startswith(_UTF8_BOM):
+            return _parse_json(body[len(_UTF8_BOM) :])
+        if body.startswith(_GZIP):
+            raise BadBody("malformed JSON: the body is compressed with gzip; send it uncompressed") from None
+        reason = f"{exc.msg}: line {exc.lineno} column {exc.colno}" if body else "the body is empty"
+        raise BadBody(f"malformed JSON: {reason}") from None
+
+
+def _parse_text(content_type: bytes, body: bytes) -> str:
+    charset = "utf-8"
+    for parameter in content_type.split(b";")[1:]:
+        name, _, value = parameter.partition(b"=")
+        if name.strip().lower() == b"charset":
+            charset = value.strip().strip(b"\"'").decode("ascii", "replace")
+    try:
+        return body.decode(charset)
+    except (LookupError, ValueError):  # ValueError: undecodable body, or a NUL in the charset name
+        raise BadBody(f"the body is not {charset[:40]!r} text") from None
+
+
+def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
+    from starlette.datastructures import Headers  # noqa: PLC0415 - slow to import, most requests are JSON
+    from starlette.formparsers import FormParser, MultiPartException, MultiPartParser  # noqa: PLC0415 - as above
+
+    async def body_chunks() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    headers = Headers(raw=[(b"content-type", content_type)])
+    # The body is in memory and bounded already, so a size limit per part or spooling to disk would gain nothing.
+    size = len(body) + 1
+    parser: FormParser | MultiPartParser
+    if kind == FORM:
+        parser = FormParser(headers, body_chunks(), max_fields=MAX_FORM_PARTS, max_part_size=size)
+    else:
+        parser = MultiPartParser(
+            headers, body_chunks(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=size
+        )
+        parser.spool_max_size = size
+    try:
+        return _run_without_loop(parser.parse())
+    except MultiPartException as exc:
+        raise BadBody(f"malformed form: {exc.message}") from None
+
+
+def _run_without_loop(coroutine: Coroutine[Any, Any, FormData]) -> FormData:
+    """Run a coroutine that never waits, on any thread, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise BadBody("malformed form")
+
+
+def _encode_text(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise UserError(f"the returned text cannot be encoded as UTF-8: {exc.reason}") from None
+
+
+def _encode_response(response: Response, plain: type[Response]) -> Encoded:
+    headers: list[tuple[bytes, bytes]] = []
+    media_type = None
+    for name, value in validate_head(response.status_code, response.raw_headers):
+        if name == b"content-type":
+            media_type = value
+        else:
+            headers.append((name, value))
+    if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send their own body
+        return Encoded(response.status_code, media_type, b"", tuple(headers), None, response)
+    return Encoded(response.status_code, media_type, bytes(response.body), tuple(headers), response.background)
+
+
+def _encode_image(image: Any) -> bytes:
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG")
+    except OSError:  # a mode that PNG does not have, such as CMYK
+        image.convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def _encode_model(model: Any) -> bytes:
+    """Return the JSON of a pydantic model, whose parts may also be values that only Cortex encodes."""
+    serializer = type(model).__pydantic_serializer__
+    json_text: bytes = serializer.to_json(model, by_alias=True, fallback=_plain_copy)
+    return json_text
+
+
+def _plain_copy(value: Any) -> Any:
+    return _PlainCopy().convert(value, "result")
+
+
+def _encode_other(value: Any) -> orjson.Fragment:
+    """Return the JSON of a pydantic model, or a plain numpy number or array; the `default` hook of orjson.
+
+    `OPT_SERIALIZE_NUMPY` is not used for the whole result, because it writes wrong dates and invalid JSON for NaT in
+    arrays of datetime64. Raises: TypeError for everything else, which `_encode_json_slowly` handles.
+    """
+    name = type(value).__name__
+    if hasattr(type(value), "__pydantic_serializer__"):
+        return orjson.Fragment(_encode_model(value))
+    if type(value).__module__ != "numpy" or (name != "ndarray" and name not in _NUMBERS):
+        raise TypeError
+    if name == "ndarray":
+        if value.dtype.kind not in "biuf":
+            raise TypeError
+        value = value if value.flags.c_contiguous else value.copy(order="C")
+    return orjson.Fragment(orjson.dumps(value, None, orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _encode_json_slowly(value: Any) -> bytes:
+    """Return JSON for a value that orjson rejects, by visiting every value in it.
+
+    Raises: UserError, which names the path of the first value that JSON cannot hold.
+    """
+    try:
+        return orjson.dumps(value, _encode_other, _KEYS)
+    except TypeError:
+        pass
+    try:
+        plain = _PlainCopy().convert(value, "result")
+        try:
+            return orjson.dumps(plain)
+        except TypeError:  # numbers beyond 64 bits, lone surrogates, deeper than orjson goes
+            return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+    except RecursionError:
+        raise UserError("the result is nested too deeply for JSON") from None
+
+
+def _describe_type(value: Any) -> str:
+    """Return the name of a value's type, with its module unless it is a built-in."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _PlainCopy:
+    """Conversion of a value into plain dicts, lists, strings and numbers."""
+
+    def __init__(self) -> None:
+        self._inside: set[int] = set()
+        numpy: Any = sys.modules.get("numpy")
+        self._numpy: Any = numpy if hasattr(numpy, "ndarray") else None
+
+    def convert(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, bool | str):
+            return value.value if isinstance(value, Enum) else value
+        if isinstance(value, Enum):
+            return self.convert(value.value, path)
+        if isinstance(value, int):
+            return int(value)
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return self._nested(value, path, self._convert_dict)
+        if isinstance(value, list | tuple):
+            return self._nested(value, path, self._convert_list)
+        return self._convert_other(value, path)
+
+    def _nested(self, value: Any, path: str, convert: Callable[[Any, str], Any]) -> Any:
+        if id(value) in self._inside:
+            raise UserError(f"{path} contains itself, which JSON cannot represent")
+        self._inside.add(id(value))
+        try:
+            return convert(value, path)
+        finally:
+            self._inside.discard(id(value))
+
+    def _convert_dict(self, value: dict[Any, Any], path: str) -> dict[str, Any]:
+        return {self._key(key, path): self.convert(item, f"{path}[{_shorten(key)}]") for key, item in value.items()}
+
+    def _convert_list(self, value: list[Any], path: str) -> list[Any]:
+        return [self.convert(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    def _convert_other(self, value: Any, path: str) -> Any:
+        if self._numpy is not None and isinstance(value, self._numpy.ndarray | self._numpy.generic):
+            return self._convert_numpy(value, path)
+        if isinstance(value, datetime | date | time | UUID):
+            is_nat = type(value).__name__ == "NaTType"  # of pandas, which is a datetime
+            return None if is_nat else str(value) if isinstance(value, UUID) else value.isoformat()
+        if hasattr(type(value), "__pydantic_serializer__"):
+            return self._convert_model(value, path)
+        library_name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        if library_name in ("pandas.DataFrame", "pandas.Series"):
+            if library_name == "pandas.DataFrame" and not value.columns.is_unique:
+                repeated = value.columns[value.columns.duplicated()][0]
+                raise UserError(f"{path} is a frame with several columns named {repeated!r}; rename them")
+            plain = value.astype(object).where(value.notna(), None)
+            rows = plain.to_dict("records") if library_name == "pandas.DataFrame" else plain.tolist()
+            return self._nested(rows, path, self._convert_list)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return self._nested(fields, path, self._convert_dict)
+        raise _not_serializable(value, path)
+
+    def _convert_model(self, model: Any, path: str) -> Any:
+        try:
+            return orjson.loads(_encode_model(model))
+        except UserError as error:
+            reason = str(error)
+        except ValueError as error:  # PydanticSerializationError
+            reason = str(error)
+        raise UserError(f"{path}: {_describe_type(model)} can't be encoded as JSON: {reason}")
+
+    def _convert_numpy(self, value: Any, path: str) -> Any:
+        numpy = self._numpy
+        if value.dtype.kind == "m":
+            raise _not_serializable(value, path)
+        if value.dtype.kind == "M":
+            unit = numpy.datetime_data(value.dtype)[0]
+            shown = "s" if unit in ("Y", "M", "W", "D", "h", "m") else unit  # orjson shows at least seconds, too
+            return _nulls(numpy.datetime_as_string(value, unit=None if unit == "generic" else shown).tolist())
+        if value.dtype.char == "g":  # longdouble has no corresponding Python type
+            return self.convert(value.astype(numpy.float64).tolist(), path)
+        return self.convert(value.tolist(), path)
+
+    def _key(self, key: Any, path: str) -> str:
+        if self._numpy is not None and isinstance(key, self._numpy.generic):
+            key = key.item()
+        if isinstance(key, Enum):
+            key = key.value
+        if isinstance(key, str):
+            return str(key)
+        if key is None or isinstance(key, bool | int | float | datetime | date | time | UUID):
+            try:
+                return str(next(iter(orjson.loads(orjson.dumps({key: None}, None, _KEYS)))))
+            except TypeError:
+                return str(key)  # beyond 64 bits
+        raise UserError(
+            f"{path} has a key that is not valid in JSON: {_shorten(key)} ({_describe_type(key)}); use str(key)"
+        )
+
+
+def _nulls(texts: Any) -> Any:
+    """Replace NaT by null in nested lists."""
+    if isinstance(texts, list):
+        return [_nulls(text) for text in texts]
+    return None if texts == "NaT" else texts
+
+
+def _not_serializable(value: Any, path: str) -> UserError:
+    kind = type(value)
+    fix = _FIXES.get(f"{kind.__module__.partition('.')[0]}.{kind.__name__}", "return numbers, strings, lists and dicts")
+    return UserError(f"{path}: {_describe_type(value)} is not JSON serializable; {fix}")
+
+
+def _shorten(key: Any) -> str:
+    text = repr(key)
+    return text if len(text) <= _ITEM_LIMIT else text[: _ITEM_LIMIT - 1] + "…"

@@ -1,0 +1,211 @@
+"""Execution of synchronous user code: on threads, or inline on the event loop once calls have proved to be quick.
+
+User code stays on the main thread in both modes, because libraries keep state per thread; the event loop moves to a
+thread of its own instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from cortex.worker.shared_state import SharedConnectionState
+
+#: Inline mode ends once the average call takes longer than this.
+SLOW_NS = 1_000_000
+#: Inline mode begins once the average call takes less than this, so that the mode does not flap …
+QUICK_NS = 500_000
+#: … and after at least this many calls. So the first calls of a process, which may be slow, never block its event loop.
+QUICK_CALLS = 64
+#: Weight of the newest call in the average: 1/8.
+_AVERAGE_SHIFT = 3
+
+#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
+_BLOCKED_S = 5.0
+#: The event loop cancels a late call before the supervisor ends the process, however short the timeout is.
+_GRACE_NS = 250_000_000
+_NS_PER_S = 1_000_000_000
+
+RunnerTask = Callable[[], None]
+
+
+def blocked_grace_ns(timeout_s: float) -> int:
+    """Return how long after the deadline of a call on the event loop the supervisor ends the process as blocked."""
+    return int(min(timeout_s, _BLOCKED_S) * _NS_PER_S) + _GRACE_NS
+
+
+class Runner:
+    """Runs the event loop and synchronous calls; owns the main thread.
+
+    `submit` and `record` are for the event-loop thread; `wake` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads: int,
+        durations: CallDurations,
+        always_threads: bool = False,
+    ) -> None:
+        self.inline = False
+        self.durations = durations
+        self._may_inline = not always_threads
+        self._loop = loop
+        self._threads = threads
+        self._tasks: SimpleQueue[RunnerTask | None] = SimpleQueue()
+        self._average_ns = 0
+        self._calls_in_mode = 0
+        self._stopping = False
+        self._leaving = False
+        self._done: deque[RunnerTask] = deque()
+        self._wake_pending = False
+
+    def run(self) -> None:
+        """Run the event loop and the submitted calls until `stop`."""
+        while not self._stopping:
+            self._leaving = False
+            self._calls_in_mode = 0
+            if self.inline:
+                self._loop.run_forever()
+                self.inline = False
+            else:
+                self._run_threads()
+                self._run_rest()
+                # Only now does the loop run on this thread; calls were queued until here.
+                self.inline = self._may_inline
+
+    def stop(self) -> None:
+        """Make `run` return after the calls already submitted; on the event-loop thread."""
+        self._stopping = True
+        self._leave()
+
+    def submit(self, task: RunnerTask) -> None:
+        """Queue a call for the threads; only while not `inline`."""
+        self._tasks.put(task)
+
+    def record(self, duration_ns: int, may_switch: bool) -> None:
+        """Record the duration of a call; change the mode if the average requires it and `may_switch` allows it."""
+        self.durations.record(duration_ns)
+        self._average_ns += (duration_ns - self._average_ns) >> _AVERAGE_SHIFT
+        self._calls_in_mode += 1
+        if self.inline:
+            if self._average_ns > SLOW_NS:
+                self._leave()
+        elif may_switch and self._average_ns < QUICK_NS and self._calls_in_mode > QUICK_CALLS and self._is_inline_safe:
+            self._leave()
+
+    @property
+    def _is_inline_safe(self) -> bool:
+        """Return whether calls may run inline; a long one would block those that other threads could run."""
+        return self._may_inline and (self._threads == 1 or self.durations.are_short)
+
+    def require_threads(self) -> None:
+        """Leave inline mode for good."""
+        self._may_inline = False
+        if self.inline:
+            self._leave()
+
+    def wake(self, task: RunnerTask) -> None:
+        """Run `task` on the event loop; tasks of threads that finish together share one wakeup."""
+        self._done.append(task)
+        if not self._wake_pending:
+            self._wake_pending = True
+            self._loop.call_soon_threadsafe(self._run_done)
+
+    def _run_done(self) -> None:
+        self._wake_pending = False
+        while self._done:
+            self._done.popleft()()
+
+    def _leave(self) -> None:
+        """End the current mode after this iteration of the loop; calls that begin in the rest of it are queued."""
+        if self._leaving:
+            return
+        self._leaving = True
+        if self.inline:
+            self.inline = False
+        else:
+            for _ in range(self._threads):
+                self._tasks.put(None)
+        self._loop.stop()
+
+    def _run_threads(self) -> None:
+        threads = [threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)]
+        threads += [
+            threading.Thread(target=self._run_tasks, name=f"handler-{number}", daemon=True)
+            for number in range(1, self._threads)
+        ]
+        for thread in threads:
+            thread.start()
+        self._run_tasks()
+        for thread in threads:
+            thread.join()
+
+    def _run_rest(self) -> None:
+        while not self._tasks.empty():
+            task = self._tasks.get()
+            if task is not None:
+                task()
+
+    def _run_tasks(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+# Whether the gateway may send requests ahead.
+
+#: Calls are short if the one that a request meets takes at most this long on average.
+LIMIT_NS = 5_000_000
+MIN_WEIGHT_NS = 1_000_000
+#: After as many calls, 1/64 of the excess is forgotten: half of it after 11,000 calls. The first ones do not count,
+#: because they may have to load something; nothing is sent ahead to a process before it has run twice as many.
+DECAY_CALLS = 256
+_DECAY_SHIFT = 6
+
+
+class CallDurations:
+    """Decide whether the calls of a process are so short that the gateway may send it requests ahead.
+
+    A request that is sent ahead waits for the call that runs when it arrives. The average duration of that call is not
+    the average of all calls: a long call is met more often, in proportion to its duration d. So it is Σd² / Σd, and
+
+        Σd² / Σd ≤ LIMIT   ⇔   Σd·(d − LIMIT) ≤ 0
+
+    which is one sum, the excess. One call of 8 s among 10,000 of 1 ms makes it positive, although their average is
+    1.8 ms. The weight d is at least `MIN_WEIGHT_NS`: between calls of microseconds, each pause of a busy machine would
+    be too long. The result is in the memory shared with the supervisor.
+    """
+
+    def __init__(self, shared_state: SharedConnectionState) -> None:
+        self.are_short = False
+        self._shared_state = shared_state
+        self._excess = 0
+        self._calls = 0
+        self._is_warm = False
+
+    def record(self, duration_ns: int) -> None:
+        """Record a call. Event-loop thread only."""
+        weight_ns = duration_ns if duration_ns > MIN_WEIGHT_NS else MIN_WEIGHT_NS
+        self._excess += weight_ns * (duration_ns - LIMIT_NS)
+        self._calls += 1
+        if self._calls >= DECAY_CALLS:
+            self._calls = 0
+            self._decay()
+        if self.are_short and self._excess > 0:
+            self._set(False)
+
+    def _decay(self) -> None:
+        if not self._is_warm:
+            self._is_warm = True
+            self._excess = 0
+            return
+        self._excess -= self._excess >> _DECAY_SHIFT
+        if not self.are_short and self._excess <= 0:
+            self._set(True)
+
+    def _set(self, are_short: bool) -> None:
+        self.are_short = are_short
+        self._shared_state.has_short_calls = are_short

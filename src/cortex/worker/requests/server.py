@@ -1,0 +1,357 @@
+"""One request in a process: its deadline, a slot for it, the call, its response.
+
+    Connection ── handle ──> MethodServer ── call ──> Caller ──> user's method
+        ^                     │ settle(outcome)
+        └──── respond ────────┘
+
+A request runs at once if a slot is free, and is queued otherwise. The call runs on a handler thread, inline on the
+event loop once calls have proved to be quick (see `runner`), or as a task if the method is `async def`. APIs that batch
+pass their requests to a `RequestBatcher` instead, which makes one call for several. `inference_routes`, and `routes`
+for classes with routes, provide the methods of requests at paths below the endpoint; these are never batched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cortex.predictor.binding import BoundMethod
+from cortex.predictor.loader import BoundPredictor
+from cortex.worker.http.background_tasks import BackgroundTasks
+from cortex.worker.http.connection import Connection, ConnectionPool, Header
+from cortex.worker.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
+from cortex.worker.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
+from cortex.worker.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
+from cortex.worker.requests.inference_batching import InferenceCaller, joined_method
+from cortex.worker.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
+from cortex.worker.requests.payload import JSON, encode_json
+from cortex.worker.requests.runner import Runner, blocked_grace_ns
+from cortex.worker.requests.streaming import ResponseStream, open_response
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import ReplicaSpec, RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.spans import Tracing
+    from cortex.worker.monitoring.tracker import PredictionTracker
+    from cortex.worker.requests.routes import RouteRequests
+
+#: Kinds of methods whose calls share the event loop.
+SHARING_LOOP = frozenset({"async", "async_generator"})
+#: Path below the endpoint, of APIs of 0.8 to 0.10.
+_SIGNATURE_PATH = b"/signature"
+_NS_PER_S = 1_000_000_000
+
+
+class MethodServer:
+    """Handles the requests of one process, on the event-loop thread except for `_…_on_thread`."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        predictor: BoundPredictor,
+        runner: Runner,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        slots: int,
+        file: MetricFile | None,
+        tracker: PredictionTracker | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Create the application and its connection pool; `slots` is how many calls may run at once."""
+        self._tracing = tracing
+        inference = InferenceRoutes(spec, predictor.inference_models, tracker, lambda: self.connections.max_body_bytes)
+        self._below: InferenceRoutes | RouteRequests = inference  #: accepts requests at paths below the endpoint
+        connection_class = None
+        if predictor.routes:
+            from cortex.worker.requests import routes  # noqa: PLC0415 - only for classes with routes
+
+            self._below = routes.RouteRequests(predictor.routes, inference)
+            connection_class = routes.routed_connections(file)
+        self.connections = ConnectionPool(
+            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, connection_class
+        )
+        self.configure(spec.limits)
+        if tracker is None and spec.metrics_dir:
+            self.connections.answers_folder = Path(spec.metrics_dir)
+        self._predictor = predictor
+        self._methods = predictor.methods
+        self._caller = Caller(spec.api, predictor, tracker)
+        self._runner = runner
+        self._loop = loop
+        self._slots = slots
+        self._running = 0
+        self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
+        self._background = BackgroundTasks(loop, spec.threads)
+        self._batched = batched_method(spec, predictor)
+        recorder, numbers = BatchRecorder(file), itertools.count(1)
+
+        def batcher(caller: Caller, method: BoundMethod) -> RequestBatcher:
+            key = predictor.batch_key if method is self._batched else None
+            calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers, key)
+            return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
+
+        self._batchers: list[RequestBatcher] = []
+        if self._batched is not None:
+            self._single = for_one(self._batched)
+            self._batcher = batcher(self._caller, self._batched)
+            self._batchers.append(self._batcher)
+        self._tensor_batcher: RequestBatcher | None = None
+        if (joined := joined_method(spec, predictor, inference)) is not None:
+            self._tensor_batcher = batcher(InferenceCaller(spec.api, predictor, inference), joined)
+            self._batchers.append(self._tensor_batcher)
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.connections.configure(limits)
+        self.timeout_s = limits.timeout_s
+        self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self._grace_ns = blocked_grace_ns(limits.timeout_s)
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Bisect the requests of batches that killed a previous process; see `RequestBatcher.set_suspects`."""
+        for batcher in self._batchers:
+            batcher.set_suspects(groups)
+
+    @property
+    def batches(self) -> bool:
+        """Return whether one call may answer several requests."""
+        return bool(self._batchers)
+
+    def shutdown(self) -> None:
+        """Wait for background tasks."""
+        self._background.shutdown()
+
+    # Start.
+
+    def handle(self, connection: Connection) -> None:
+        """Run the complete request of a connection now, or queue it if no slot is free."""
+        now_ns = time.monotonic_ns()
+        connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns)
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
+        verb = connection.method
+        method = self._methods.get(verb)
+        if connection.endpoint is not None:
+            if (
+                self._predictor.request_handler is not None
+                and verb == "GET"
+                and connection.path_below == _SIGNATURE_PATH
+            ):
+                signature = self._predictor.request_handler.describe()
+                connection.respond(200, JSON, encode_json({"signature": signature}))
+                return
+            method = self._below.accept(connection)
+            if method is None:
+                return
+            if self._tensor_batcher is not None and method.signature is INFERENCE:
+                self._batch(self._tensor_batcher, method, connection, arrived_ns + self._timeout_ns, now_ns)
+                return
+        elif method is None or connection.requests_info:
+            self._respond_without_method(connection, verb)
+            return
+        deadline_ns = arrived_ns + self._timeout_ns
+        if method is self._batched:
+            self._batch(self._batcher, self._single, connection, deadline_ns, now_ns)
+        elif self._running < self._slots:
+            self._start(connection, method, deadline_ns, now_ns)
+        else:
+            connection.queue(deadline_ns)
+            self._queue.append((connection, method, deadline_ns))
+
+    def _batch(
+        self, batcher: RequestBatcher, single: BoundMethod, connection: Connection, deadline_ns: int, now_ns: int
+    ) -> None:
+        """Call the method for this request alone at once, or queue it for a batch."""
+        if batcher.may_call_single(now_ns):
+            connection.batched_ns = now_ns
+            self._start(connection, single, deadline_ns, now_ns)
+            batcher.record_single(now_ns)
+            return
+        connection.queue(deadline_ns)
+        batcher.add(connection, deadline_ns, now_ns)
+
+    def _respond_without_method(self, connection: Connection, verb: str) -> None:
+        if verb == "GET":
+            connection.respond(200, JSON, encode_json(self._predictor.describe()))
+        elif verb == "HEAD":
+            connection.respond(200, JSON, b"")
+        elif connection.requests_info:
+            message = f"{verb} is not supported at /info; it answers GET"
+            connection.respond_error(405, message, ((b"allow", b"GET"),))
+        else:
+            allowed = ", ".join(self._methods)
+            below = "its routes" if self._predictor.routes else "the Open Inference Protocol at /v2"
+            answers = allowed or f"{below} below this path"
+            message = f"{verb} is not supported by this API; it answers {answers}"
+            connection.respond_error(405, message, ((b"allow", allowed.encode()),))
+
+    def _start(self, connection: Connection, method: BoundMethod, deadline_ns: int, now_ns: int) -> None:
+        if deadline_ns <= now_ns:
+            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            return
+        self._running += 1
+        if method.kind in ("async", "async_generator"):
+            connection.begin(deadline_ns + self._grace_ns)
+            connection.started_ns = now_ns
+            outcome = self._caller.call(connection, method)
+            self._settle(connection, outcome, deadline_ns)
+        elif self._runner.inline:
+            connection.begin(deadline_ns)
+            connection.started_ns = started_ns = time.monotonic_ns()
+            outcome = self._caller.call(connection, method)
+            self._runner.record(time.monotonic_ns() - started_ns, may_switch=False)
+            self._settle(connection, outcome, deadline_ns)
+        else:
+            connection.begin(deadline_ns)
+            self.connections.move_to_end(connection)
+            if self._running >= self._slots:
+                self.connections.set_paused(True)
+            self._runner.submit(partial(self._call_on_thread, connection, method, deadline_ns))
+
+    def _call_on_thread(self, connection: Connection, method: BoundMethod, deadline_ns: int) -> None:
+        connection.started_ns = started_ns = time.monotonic_ns()
+        outcome = self._caller.call(connection, method)
+        if isinstance(outcome, UnfinishedCall) and outcome.kind == "generator":
+            self._stream_on_thread(connection, outcome)
+            return
+        duration_ns = time.monotonic_ns() - started_ns
+        self._runner.wake(partial(self._settle_from_thread, connection, outcome, deadline_ns, duration_ns))
+
+    def _settle_from_thread(self, connection: Connection, outcome: Outcome, deadline_ns: int, duration_ns: int) -> None:
+        self._settle(connection, outcome, deadline_ns)
+        self._runner.record(duration_ns, may_switch=self._running == 0)
+
+    # Respond.
+
+    def _settle(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
+        """Respond, or run the rest of an unfinished call."""
+        if isinstance(outcome, CompletedCall) and outcome.encoded.response is None:
+            encoded = outcome.encoded
+            connection.respond(encoded.status, encoded.media_type, encoded.body, encoded.headers)
+            if outcome.background is not None:
+                self._background.run(outcome.background)
+            self._release(connection)
+        elif isinstance(outcome, FailedCall):
+            _respond_failed(connection, outcome)
+            self._release(connection)
+        elif isinstance(outcome, UnfinishedCall) and outcome.kind == "generator":
+            # Each step may block, so generators always run on a thread.
+            self._runner.require_threads()
+            self._runner.submit(partial(self._stream_on_thread, connection, outcome))
+        else:
+            connection.task = self._loop.create_task(self._finish(connection, outcome, deadline_ns))
+
+    def _settle_batched(self, connection: Connection, outcome: Outcome) -> None:
+        self._running += 1
+        self._settle(connection, outcome, 0)
+
+    def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
+        started_ns = time.monotonic_ns()
+        connection.enter(outcome.method.name)
+        self._stream(connection).run(outcome.value)
+        duration_ns = time.monotonic_ns() - started_ns
+        self._runner.wake(partial(self._release_stream, connection, duration_ns))
+
+    def _release_stream(self, connection: Connection, duration_ns: int) -> None:
+        self._runner.durations.record(duration_ns)
+        self._release(connection)
+
+    async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
+        started_ns = time.monotonic_ns()
+        if isinstance(outcome, UnfinishedCall):
+            connection.enter(outcome.method.name)  # the context may be that of another call, which ended on a thread
+        try:
+            if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
+                outcome = await self._await(connection, outcome, deadline_ns)
+            if isinstance(outcome, UnfinishedCall):
+                await self._stream(connection).run_async(outcome.value)
+            elif isinstance(outcome, FailedCall):
+                _respond_failed(connection, outcome)
+            else:
+                await self._respond(connection, outcome)
+        except asyncio.CancelledError:
+            pass  # the client has disconnected
+        finally:
+            connection.task = None
+            self._runner.durations.record(time.monotonic_ns() - started_ns)
+            self._release(connection)
+
+    async def _await(self, connection: Connection, unfinished: UnfinishedCall, deadline_ns: int) -> Outcome:
+        try:
+            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / _NS_PER_S) as limit:
+                result = await unfinished.value
+        except TimeoutError as error:
+            if limit.expired():
+                return FailedCall(504, f"timed out after {self.timeout_s:g} s")
+            return self._caller.fail(connection, unfinished.method, error)
+        except asyncio.CancelledError as error:
+            if not connection.open:
+                raise
+            # The client is still connected: user code cancelled itself, or something it awaited.
+            return self._caller.fail(connection, unfinished.method, error)
+        except BaseException as error:  # the edge of the user's code
+            return self._caller.fail(connection, unfinished.method, error)
+        return self._caller.finish(connection, unfinished, result)
+
+    async def _respond(self, connection: Connection, completed: CompletedCall) -> None:
+        encoded = completed.encoded
+        if encoded.response is None:
+            connection.respond(encoded.status, encoded.media_type, encoded.body, encoded.headers)
+        else:
+            try:
+                opened = await open_response(encoded.response, connection.headers, connection.method)
+            except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
+                _respond_failed(connection, self._caller.fail(connection, type(encoded.response).__name__, error))
+                return
+            await self._stream(connection, opened.status, b"", opened.headers).run_async(opened.chunks)
+            self._background.run(lambda: opened.done)
+        if completed.background is not None:
+            self._background.run(completed.background)
+
+    def _stream(
+        self,
+        connection: Connection,
+        status: int = 200,
+        media_type: bytes | None = None,
+        headers: tuple[Header, ...] = (),
+    ) -> ResponseStream:
+        return ResponseStream(
+            connection,
+            self._runner,
+            self._loop,
+            self._timeout_ns,
+            partial(self._caller.log_error, connection),
+            partial(self._caller.refuse, connection),
+            status,
+            media_type,
+            headers,
+        )
+
+    # End.
+
+    def _release(self, connection: Connection) -> None:
+        """Free the slot of a request, and start queued ones."""
+        connection.call_over()
+        self._running -= 1
+        while self._queue and self._running < self._slots:
+            waiting, method, deadline_ns = self._queue.popleft()
+            if waiting.open:
+                self._start(waiting, method, deadline_ns, time.monotonic_ns())
+        if self.connections.is_paused and self._running < self._slots:
+            self.connections.set_paused(False)
+
+
+def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
+    """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
+    kinds = {method.kind for method in predictor.all_methods} | inference_kinds(predictor.inference_models)
+    return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
+
+
+def _respond_failed(connection: Connection, failed: FailedCall) -> None:
+    connection.respond_error(failed.status, failed.message, failed.headers, failed.fields)

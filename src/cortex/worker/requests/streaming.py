@@ -1,0 +1,258 @@
+"""Streaming responses: chunks of a user's generator, or the body of a starlette response that sends itself.
+
+Chunks are produced on a handler thread or on the event loop. A slow client pauses its generator only once
+`MAX_UNSENT_BYTES` are waiting for it, and is disconnected after the API's timeout without progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cortex.errors import UserError
+from cortex.worker.http.background_tasks import contain_exit
+from cortex.worker.http.connection import Connection, Header
+from cortex.worker.requests.calls import FailedCall
+from cortex.worker.requests.payload import encode_chunk, stream_media_type, validate_head
+from cortex.worker.requests.runner import Runner
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+_NS_PER_S = 1_000_000_000
+
+
+class ResponseStream:
+    """One streaming response. Its head is sent with the first chunk, so that an error before it is still a 500."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        runner: Runner,
+        loop: asyncio.AbstractEventLoop,
+        timeout_ns: int,
+        log_error: Callable[[BaseException], None],
+        refuse: Callable[[BaseException], FailedCall | None],
+        status: int = 200,
+        media_type: bytes | None = None,  # None: determined by the first chunk; empty: one of `headers`
+        headers: tuple[Header, ...] = (),
+    ) -> None:
+        self._connection = connection
+        self._runner = runner
+        self._loop = loop
+        self._timeout_ns = timeout_ns
+        self._timeout_s = timeout_ns / _NS_PER_S
+        self._log_error = log_error
+        self._refuse = refuse
+        self._status = status
+        self._media_type = media_type
+        self._headers = headers
+        self._started = False
+        self._is_writable = threading.Event()  #: the handler thread may produce the next chunk
+
+    def run(self, chunks: Iterator[Any]) -> None:
+        """Iterate on a handler thread; the connection is only accessed on the event loop.
+
+        The thread waits until the first chunk is sent: by continuing, it would keep the event loop from the GIL.
+        """
+        try:
+            for chunk in chunks:
+                self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
+                self._extend_deadline()
+                if not self._is_writable.wait(self._timeout_s) or self._connection.is_abandoned:
+                    break
+            else:
+                self._runner.wake(self._end)
+                return
+            self._runner.wake(self._connection.close)
+            _close(chunks)
+        except BaseException as error:  # the edge of the user's code
+            self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
+
+    async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any]) -> None:
+        """Iterate on the event loop."""
+        source = chunks if isinstance(chunks, AsyncIterable) else _as_async(chunks)
+        iterator = source.__aiter__()
+        try:
+            while not self._connection.is_abandoned:
+                async with asyncio.timeout(self._timeout_s):
+                    try:
+                        chunk = await anext(iterator)
+                    except StopAsyncIteration:
+                        self._end()
+                        return
+                    self._write(chunk, encode_chunk(chunk))
+                    self._extend_deadline()
+                    if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                        await self._connection.flushed()
+        except BaseException as error:  # the edge of the user's code
+            if isinstance(error, asyncio.CancelledError) and not self._connection.open:
+                return  # the client has disconnected
+            self._abort(error, self._refuse_or_log(error))
+        finally:
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
+
+    def _extend_deadline(self) -> None:
+        self._connection.extend(time.monotonic_ns() + self._timeout_ns)
+
+    def _write(self, chunk: Any, data: bytes) -> None:
+        connection = self._connection
+        if self._started:
+            connection.stream(data)
+        else:
+            self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
+            self._is_writable.set()
+        if connection.unsent_bytes > MAX_UNSENT_BYTES and self._is_writable.is_set():
+            self._is_writable.clear()
+            self._loop.create_task(self._wait_until_writable())
+
+    async def _wait_until_writable(self) -> None:
+        await self._connection.flushed()
+        self._is_writable.set()
+
+    def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
+        self._started = True
+        self._connection.start_stream(self._status, media_type, self._headers, chunk)
+
+    def _end(self) -> None:
+        if not self._started:
+            self._start(self._media_type)
+        self._connection.end_stream()
+
+    def _refuse_or_log(self, error: BaseException) -> FailedCall | None:
+        refused = self._refuse(error)
+        if refused is None:
+            self._log_error(error)
+        return refused
+
+    def _abort(self, error: BaseException, refused: FailedCall | None) -> None:
+        """Respond with an error if the response has not begun; disconnect otherwise."""
+        if self._started:
+            self._connection.close()
+        elif refused is not None:
+            self._connection.respond_error(refused.status, refused.message, refused.headers, refused.fields)
+        else:
+            message = f"{type(error).__name__} before the first chunk; the logs have the traceback"
+            self._connection.respond_error(500, f"internal server error: {message}")
+
+
+async def _as_async(chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:
+    for chunk in chunks:
+        yield chunk
+
+
+def _close(chunks: Iterator[Any]) -> None:
+    close = getattr(chunks, "close", None)
+    if close is not None:
+        close()
+
+
+class OpenedResponse(NamedTuple):
+    """The head of a starlette response and its body; call `aclose()` on a body that is not read to its end."""
+
+    status: int
+    headers: tuple[Header, ...]  #: without those that the connection writes itself
+    chunks: AsyncGenerator[bytes, None]
+    done: asyncio.Task[None]  #: ends with the response's background task, and raises what that task raised
+
+
+async def open_response(response: Response, headers: Iterable[Header] = (), method: str = "GET") -> OpenedResponse:
+    """Start a starlette response and wait for its head; its background task runs after the last chunk is taken.
+
+    `headers` and `method` are those of the request, for range requests of files. Raises what the response raises.
+    """
+    call = _AsgiCall(response, headers, method)
+    try:
+        head = await call.next()
+        if head is None:
+            raise UserError(f"{type(response).__name__} ended without an answer")
+        headers_sent = validate_head(head["status"], head.get("headers", ()))
+    except BaseException:
+        await call.close()
+        raise
+    return OpenedResponse(head["status"], headers_sent, call.chunks(), call.task)
+
+
+class _AsgiCall:
+    """One ASGI call of a response; at most one message is queued, so that a slow client slows the response down."""
+
+    def __init__(self, response: Response, headers: Iterable[Header], method: str) -> None:
+        self._messages: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
+        self._response = response
+        self._body_sent = False
+        self._error: Exception | None = None
+        self._closing = False
+        self._scope = {
+            "type": "http",
+            # From 2.4 on a response detects a disconnected client itself, without a task that waits for it.
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": method,
+            "path": "/",
+            "query_string": b"",
+            "headers": [(name.lower(), value) for name, value in headers],
+        }
+        self.task = asyncio.ensure_future(self._run())
+
+    async def next(self) -> Any:
+        """Return the next message, None at the end; raises what the response raised."""
+        message = await self._messages.get()
+        if message is None and self._error is not None:
+            raise self._error
+        return message
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body; the background task continues after its last chunk."""
+        more = True
+        try:
+            while more and (message := await self.next()) is not None:
+                more = message.get("more_body", False)
+                if body := message.get("body", b""):
+                    yield bytes(body)
+            more = False
+        finally:
+            if more:
+                await self.close()
+
+    async def close(self) -> None:
+        """Cancel the response."""
+        self._closing = True
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        # The cancelled task was waiting for the client, so the user's generator was not notified: close it now.
+        aclose = getattr(getattr(self._response, "body_iterator", None), "aclose", None)
+        if aclose is not None:
+            await aclose()
+
+    async def _run(self) -> None:
+        try:
+            await self._call()
+        except Exception as exc:
+            if self._body_sent:
+                raise  # from the background task
+            self._error = exc
+        if not self._body_sent:
+            await self._messages.put(None)
+
+    async def _call(self) -> None:
+        try:
+            await contain_exit(self._response(self._scope, self._receive, self._send))
+        except asyncio.CancelledError as error:
+            if self._closing:
+                raise
+            raise RuntimeError("the response cancelled itself") from error
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] not in ("http.response.start", "http.response.body"):
+            return
+        self._body_sent = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._messages.put(message)
+
+    async def _receive(self) -> Any:
+        return await asyncio.get_running_loop().create_future()  # never done: the task is cancelled on disconnection

@@ -1,0 +1,216 @@
+r"""Memory that a request worker shares with its supervisor: the state of each connection, and its current request.
+
+It survives the worker, so that the supervisor finds out which requests were running when it died. It is written with
+plain stores, so that it is correct even while the worker is stuck in C code and holds the interpreter lock.
+
+                 .--------------------------.
+                 |                          v   first chunk
+    IDLE ---> READING ---> QUEUED <---> RUNNING ---------> ANSWERING
+     ^           |            |             |                  |
+     |           v            v             v                  v
+     +-------- the response is written, and taken by the gateway
+     |                        | if some of it is unsent
+     `-------------------- DRAINING
+
+The worker makes these transitions (`worker/http/connection.py`), except for those to AGAIN:
+
+    from                        event                                               to
+    IDLE                        the first bytes of a request arrive                 READING
+    READING                     the request is complete, a slot is free             RUNNING
+    READING                     the request is complete, no slot is free            QUEUED
+    READING                     the request waits for a batch                       QUEUED
+    READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
+    QUEUED                      a slot is free, or its batch begins                 RUNNING
+    QUEUED                      timed out                                           IDLE or DRAINING
+    RUNNING                     its batch failed or timed out, it will be retried   QUEUED
+    RUNNING                     first chunk of a streaming response                 ANSWERING
+    READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE
+    READING RUNNING ANSWERING   response complete, bytes are unsent                 DRAINING
+    RUNNING ANSWERING           the gateway has all chunks of a gRPC response       STREAMING
+    STREAMING                   a further message of a gRPC response                ANSWERING
+    RUNNING                     an application accepts a WebSocket                  UPGRADED
+    UPGRADED                    the WebSocket is closed                             DRAINING, then closed
+    DRAINING                    the gateway has taken the rest                      IDLE
+    any                         the gateway closes, an error, a stream cut off      closed
+    IDLE                        the process retires                                 released, stays open
+    READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
+    AGAIN                       the next process receives the connection            READING
+
+The supervisor acts when a process dies or a deadline passes (`supervisor/connection_table.py`, `request_worker.py`):
+
+    state       the process dies                               the deadline passes
+    IDLE        kept for the next process                      -
+    READING     503, or AGAIN                                  -
+    QUEUED      503, or AGAIN                                  504
+    RUNNING     500, or 504 if overdue; AGAIN if in a batch    504, and the process is condemned or killed
+    ANSWERING   closed                                         as RUNNING, without a response
+    STREAMING   trailers with the cause, then closed           likewise
+    UPGRADED    a close frame, then closed                     likewise
+    DRAINING    closed                                         -
+    AGAIN       stays AGAIN                                    -
+
+AGAIN requires a journal of requests, which processes that batch have: `supervisor/batch_bisection.py` groups them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from enum import IntEnum
+
+#: Connections that one process can have, including those of slow clients.
+MAX_CONNECTIONS = 8192
+#: Larger requests, head and body together, are not kept in the journal.
+MAX_JOURNAL_BYTES = 256 * 1024
+
+_WORD = 8
+# Words of a row, then the bytes of the request id.
+_STATE, _DEADLINE, _ID_BYTES, _BATCH = range(4)
+_ROW_BYTES = 80
+_ROW_WORDS = _ROW_BYTES // _WORD
+_ID_OFFSET = 32
+_ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
+#: Bit of the word `_ID_BYTES`: errors for this request have OpenAI's form.
+_OPENAI_ERRORS = 1 << 8
+#: The word after the rows.
+_SHORT_CALLS = MAX_CONNECTIONS * _ROW_WORDS
+#: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
+_MAP_NORESERVE = 0x4000
+
+
+class ConnectionState(IntEnum):
+    """State of the request on a connection; the docstring of this module has the transitions."""
+
+    IDLE = 0  #: no byte of a request has been read; a successor can read what is in the socket
+    READING = 1  #: part of a request has been read
+    QUEUED = 2  #: a complete request waits for a slot or a batch
+    RUNNING = 3  #: user code runs, and no byte of the response has been written
+    ANSWERING = 4  #: user code produces a streaming response that has begun
+    DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
+    UPGRADED = 7  #: the connection is a WebSocket
+    STREAMING = 8  #: as ANSWERING, of a gRPC call: the gateway has only whole chunks, which trailers can follow
+    AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it
+
+
+#: Plain integers, because converting a member of an enumeration takes time on the path of every request.
+_QUEUED, _RUNNING = int(ConnectionState.QUEUED), int(ConnectionState.RUNNING)
+
+
+class SharedConnectionState:
+    """One row per connection index: state, deadline (monotonic ns), batch number, request id."""
+
+    def __init__(self, has_journal: bool = False) -> None:
+        """Allocate the memory; APIs that batch have a journal."""
+        self.journal = RequestJournal(MAX_CONNECTIONS) if has_journal else None
+        self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES + _WORD)
+        self._bytes = memoryview(self._memory)
+        self._words = self._bytes.cast("q")
+
+    @property
+    def has_short_calls(self) -> bool:
+        """True if the calls of the process are short; see `CallDurations` in `worker/requests/runner.py`."""
+        return bool(self._words[_SHORT_CALLS])
+
+    @has_short_calls.setter
+    def has_short_calls(self, value: bool) -> None:
+        self._words[_SHORT_CALLS] = value
+
+    def clear(self, index: int) -> None:
+        """Initialize the row of a new connection."""
+        self._words[index * _ROW_WORDS] = ConnectionState.IDLE
+
+    def state(self, index: int) -> ConnectionState:
+        """Return the state of a connection."""
+        return ConnectionState(self._words[index * _ROW_WORDS])
+
+    def set_state(self, index: int, state: int) -> None:
+        """Set the state of a connection."""
+        self._words[index * _ROW_WORDS] = state
+
+    def begin(self, index: int, deadline_ns: int, request_id: bytes) -> None:
+        """Set the request id and the deadline of a connection, and its state to RUNNING."""
+        base = index * _ROW_WORDS
+        self._words[base + _DEADLINE] = deadline_ns
+        length = min(len(request_id), _ID_MAX_BYTES)
+        self._words[base + _ID_BYTES] = length
+        self._words[base + _BATCH] = 0
+        start = index * _ROW_BYTES + _ID_OFFSET
+        self._bytes[start : start + length] = request_id[:length]
+        self._words[base] = _RUNNING
+
+    def set_openai_errors(self, index: int) -> None:
+        """Note that an error response to the current request has OpenAI's form; the next `begin` forgets it."""
+        self._words[index * _ROW_WORDS + _ID_BYTES] |= _OPENAI_ERRORS
+
+    def has_openai_errors(self, index: int) -> bool:
+        """Return whether an error response to the last request that ran on a connection has OpenAI's form."""
+        return bool(self._words[index * _ROW_WORDS + _ID_BYTES] & _OPENAI_ERRORS)
+
+    def set_batch(self, index: int, batch: int) -> None:
+        """Set the batch in which a request runs; 0: it runs in none and is QUEUED."""
+        base = index * _ROW_WORDS
+        self._words[base + _BATCH] = batch
+        self._words[base] = _RUNNING if batch else _QUEUED
+
+    def batch(self, index: int) -> int:
+        """Return the number of the batch in which a request runs; 0 for none."""
+        return self._words[index * _ROW_WORDS + _BATCH]
+
+    def extend(self, index: int, deadline_ns: int) -> None:
+        """Move the deadline of a request."""
+        self._words[index * _ROW_WORDS + _DEADLINE] = deadline_ns
+
+    def deadline_ns(self, index: int) -> int:
+        """Return the deadline of a call; meaningless unless RUNNING or ANSWERING."""
+        return self._words[index * _ROW_WORDS + _DEADLINE]
+
+    def request_id(self, index: int) -> str:
+        """Return the id of the last request that ran on a connection."""
+        start = index * _ROW_BYTES + _ID_OFFSET
+        length = self._words[index * _ROW_WORDS + _ID_BYTES] & ~_OPENAI_ERRORS
+        return bytes(self._bytes[start : start + length]).decode("latin-1")
+
+
+class RequestJournal:
+    """The bytes of the last request of each connection, from which the next process can run it again.
+
+    APIs that batch have one: when a batch kills its process, any of its requests may be the cause.
+    """
+
+    def __init__(self, connections: int) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._memory = memoryview(mmap.mmap(-1, connections * (_WORD + MAX_JOURNAL_BYTES), flags=flags))
+        self._lengths = self._memory[: connections * _WORD].cast("q")  #: -1: the request is too large
+        self._requests = self._memory[connections * _WORD :]
+
+    def is_complete(self, index: int) -> bool:
+        """Return whether the journal has every byte that was read of the last request."""
+        return self._lengths[index] > 0
+
+    def is_empty(self, index: int) -> bool:
+        """Return whether no byte of the last request has been read."""
+        return self._lengths[index] == 0
+
+    def begin(self, index: int) -> None:
+        """Discard the last request, before the next one is read."""
+        self._lengths[index] = 0
+
+    def append(self, index: int, data: memoryview) -> None:
+        """Append bytes of the current request."""
+        used = self._lengths[index]
+        if used < 0:
+            return
+        if used + len(data) > MAX_JOURNAL_BYTES:
+            self._lengths[index] = -1
+            return
+        self._slice(index, used, len(data))[:] = data
+        self._lengths[index] = used + len(data)
+
+    def restore(self, index: int, buffer: memoryview) -> int:
+        """Copy the last request into a buffer, which must be large enough, and return its size."""
+        size = self._lengths[index]
+        buffer[:size] = self._slice(index, 0, size)
+        return size
+
+    def _slice(self, index: int, start: int, size: int) -> memoryview:
+        base = index * MAX_JOURNAL_BYTES + start
+        return self._requests[base : base + size]

@@ -1,0 +1,75 @@
+"""Arguments, environment and port of a command."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from cortex.errors import UserError
+from cortex.worker.commands.command_process import expand, process_environment, reserve_port
+from cortex.worker.spec import ReplicaSpec
+
+SPEC = ReplicaSpec(
+    id="own-1",
+    api="own",
+    revision="1",
+    interface="handler",
+    project_dir="/p",
+    path="",
+    python="/env/bin/python",
+    run_dir="/r",
+    sockets=("/s/a-0", "/s/a-1"),
+    control_socket="/s/a-c",
+    log_path="/l",
+    type="command",
+    command=("server",),
+    endpoint="/own",
+)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expanded"),
+    [
+        ("--port=$PORT", "--port=20001"),
+        ("${PORT}0", "200010"),
+        ("$UNKNOWN", "$UNKNOWN"),
+        ("$$PORT", "$PORT"),
+        ("100$", "100$"),
+        ("$(date)", "$(date)"),
+        ("", ""),
+    ],
+)
+def test_variables_in_arguments_are_replaced(argument: str, expanded: str) -> None:
+    assert expand([argument], {"PORT": "20001"}) == [expanded]
+
+
+def test_a_command_gets_its_address_and_the_programs_of_the_project() -> None:
+    environ = process_environment({"PATH": "/bin", "A": "b", "PORT": "80"}, SPEC, 1, 20001)
+    assert environ == {
+        "PATH": f"/env/bin{os.pathsep}/bin",
+        "A": "b",
+        "PYTHONUNBUFFERED": "1",
+        "CORTEX_SOCKET": "/s/a-1s",
+        "CORTEX_ENDPOINT": "/own",
+        "PORT": "20001",
+    }
+
+
+def test_only_commands_have_a_second_socket() -> None:
+    assert SPEC.command_sockets == ("/s/a-0s", "/s/a-1s")
+    assert ReplicaSpec.from_json(SPEC.to_json()) == SPEC
+
+
+def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, lock = reserve_port()
+    with lock:
+        monkeypatch.setattr("cortex.worker.commands.command_process._PORTS", range(port, port + 1))
+        with pytest.raises(UserError, match="no port between"):
+            reserve_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError):  # of another program
+        reserve_port()
+    again, lock = reserve_port()
+    lock.close()
+    assert again == port

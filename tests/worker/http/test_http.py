@@ -1,0 +1,168 @@
+"""HTTP/1.1 on the wire: framing, keep-alive, response heads."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from email.utils import parsedate_to_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.worker.http.connection import Connection, ConnectionPool, _date, framed_chunk
+from cortex.worker.monitoring.metrics import RequestRecorder
+from cortex.worker.shared_state import SharedConnectionState
+from harness.replicas.replicas import running_replica
+from harness.wait import PATIENCE_S
+
+ECHO = "def predict(sample, metadata):\n    return sample\n"
+
+
+@given(st.integers(0, 253402300799))
+def test_dates_are_those_of_the_http_standard(second: int) -> None:
+    line = _date(second).decode()
+    assert line.startswith("date: ")
+    assert line.endswith(" GMT\r\n")
+    assert parsedate_to_datetime(line[6:].strip()).timestamp() == second
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target", "below"),
+    [
+        ("/iris", "/iris/v1/models?limit=1", b"/v1/models"),
+        ("/iris", "/iris/", b"/"),
+        ("/", "/signature", b"/signature"),
+        (None, "/iris", b""),
+    ],
+)
+def test_a_request_has_a_path_below_its_endpoint(endpoint: str | None, target: str, below: bytes) -> None:
+    loop = asyncio.new_event_loop()
+    found = loop.create_future()
+
+    def handle(connection: Connection) -> None:
+        found.set_result(connection.path_below)
+
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=100)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pool.add(theirs, 0, lambda connection: None)
+        header = f"x-cortex-endpoint: {endpoint}\r\n" if endpoint else ""
+        ours.sendall(f"GET {target} HTTP/1.1\r\n{header}\r\n".encode())
+        assert loop.run_until_complete(asyncio.wait_for(found, PATIENCE_S)) == below
+    loop.close()
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 70_000, 1_000_000])
+@pytest.mark.parametrize("framing", ["content-length", "transfer-encoding"])
+def test_large_bodies_arrive_complete_however_they_are_divided(framing: str, piece_bytes: int) -> None:
+    loop = asyncio.new_event_loop()
+    received: list[tuple[str, bytes]] = []
+
+    def handle(connection: Connection) -> None:
+        received.append((connection.method, connection.body))
+        connection.respond(200, None, b"")
+
+    async def send(sock: socket.socket, data: bytes) -> None:
+        sock.setblocking(False)
+        for start in range(0, len(data), piece_bytes):
+            await loop.sock_sendall(sock, data[start : start + piece_bytes])
+        assert (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200 OK")
+
+    bodies = [bytes(range(256)) * 2000, b"small", b"y" * 300_000]
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=10**6)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pool.add(theirs, 0, lambda connection: None)
+        for verb, body in zip(("PUT", "POST", "PATCH"), bodies, strict=True):
+            if framing == "content-length":
+                head, framed = f"content-length: {len(body)}", body
+            else:
+                head, framed = "transfer-encoding: chunked", framed_chunk(body) + b"0\r\n\r\n"
+            request = f"{verb} / HTTP/1.1\r\n{head}\r\n\r\n".encode() + framed
+            loop.run_until_complete(asyncio.wait_for(send(ours, request), PATIENCE_S))
+    loop.close()
+    assert received == list(zip(("PUT", "POST", "PATCH"), bodies, strict=True))
+
+
+def test_large_bodies_that_arrive_at_the_same_time_stay_apart() -> None:
+    loop = asyncio.new_event_loop()
+    received: dict[int, bytes] = {}
+
+    def handle(connection: Connection) -> None:
+        received[connection.index] = connection.body
+        connection.respond(200, None, b"")
+
+    bodies = [bytes([number]) * 1_000_000 for number in range(3)]
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=10**6)
+    pairs = [socket.socketpair() for _ in bodies]
+
+    async def upload() -> None:
+        for number, (ours, theirs) in enumerate(pairs):
+            ours.setblocking(False)
+            pool.add(theirs, number, lambda connection: None)
+            await loop.sock_sendall(ours, b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+        for start in range(0, 1_000_000, 50_000):
+            for (ours, _), body in zip(pairs, bodies, strict=True):
+                await loop.sock_sendall(ours, body[start : start + 50_000])
+        for ours, _ in pairs:
+            assert (await loop.sock_recv(ours, 4096)).startswith(b"HTTP/1.1 200 OK")
+
+    loop.run_until_complete(asyncio.wait_for(upload(), PATIENCE_S))
+    for sock in (sock for pair in pairs for sock in pair):
+        sock.close()
+    loop.close()
+    assert received == dict(enumerate(bodies))
+
+
+def test_a_body_that_is_announced_as_too_large_is_refused_before_it_arrives() -> None:
+    loop = asyncio.new_event_loop()
+    handled: list[Connection] = []
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handled.append, max_body_bytes=100_000)
+    ours, theirs = socket.socketpair()
+
+    async def response() -> bytes:
+        ours.setblocking(False)
+        await loop.sock_sendall(ours, b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\nx")
+        return await loop.sock_recv(ours, 4096)
+
+    with ours, theirs:
+        pool.add(theirs, 0, lambda connection: None)
+        refusal = loop.run_until_complete(asyncio.wait_for(response(), PATIENCE_S))
+    loop.close()
+    assert refusal.startswith(b"HTTP/1.1 413")
+    assert b"larger than 100000 bytes" in refusal
+    assert not handled
+
+
+def test_connection_is_kept_alive_between_requests() -> None:
+    with running_replica(ECHO, interface="functions") as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        for number in range(50):
+            connection.request("POST", "/", str(number).encode(), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.read() == str(number).encode()
+        connection.close()
+
+
+def test_request_is_parsed_byte_by_byte() -> None:
+    with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        for byte in b"POST /x HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n17":
+            sock.sendall(bytes([byte]))
+        sock.settimeout(PATIENCE_S)
+        assert sock.recv(4096).endswith(b"\r\n\r\n17")
+
+
+def test_responds_100_continue_to_a_client_that_expects_it() -> None:
+    with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        sock.connect(replica.spec.sockets[0])
+        sock.settimeout(PATIENCE_S)
+        head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n"
+        sock.sendall(head)
+        assert sock.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"7")
+        assert sock.recv(4096).endswith(b"\r\n\r\n7")

@@ -1,0 +1,87 @@
+"""Inline and threaded calls, and the changes between them, on a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import uvloop
+
+from cortex.worker.requests.runner import DECAY_CALLS, QUICK_CALLS, CallDurations, Runner
+from cortex.worker.shared_state import SharedConnectionState
+
+
+def drive(runner: Runner, loop: asyncio.AbstractEventLoop, pauses_s: list[float]) -> list[tuple[bool, int]]:
+    """Make consecutive calls that sleep; return (inline, thread) of each."""
+    calls: list[tuple[bool, int]] = []
+
+    def call(pause_s: float, done: Callable[[], None]) -> None:
+        inline = runner.inline
+        started = time.perf_counter_ns()
+        if pause_s:
+            deadline = time.perf_counter() + pause_s
+            while time.perf_counter() < deadline:
+                pass
+        calls.append((inline, threading.get_ident()))
+        duration = time.perf_counter_ns() - started
+        if inline:
+            runner.record(duration, may_switch=False)
+            done()
+        else:
+            runner.wake(lambda: (runner.record(duration, may_switch=True), done()))  # type: ignore[func-returns-value]
+
+    async def all_calls() -> None:
+        for pause_s in pauses_s:
+            done = asyncio.Event()
+            if runner.inline:
+                call(pause_s, done.set)
+            else:
+                runner.submit(lambda p=pause_s, d=done: call(p, d.set))  # type: ignore[misc]
+            await done.wait()
+            await asyncio.sleep(0)
+        runner.stop()
+
+    loop.create_task(all_calls())
+    runner.run()
+    return calls
+
+
+def create_runner(loop: asyncio.AbstractEventLoop, threads: int, always_threads: bool = False) -> Runner:
+    return Runner(loop, threads, CallDurations(SharedConnectionState()), always_threads)
+
+
+def test_quick_calls_move_to_the_loop_and_slow_calls_back_to_a_thread() -> None:
+    loop = uvloop.new_event_loop()
+    quick = [0.0] * (QUICK_CALLS * 3)
+    calls = drive(create_runner(loop, 1), loop, [*quick, *[0.01] * 5, *quick])
+    assert not any(inline for inline, _ in calls[:QUICK_CALLS])
+    assert calls[len(quick) - 1][0]
+    assert not any(inline for inline, _ in calls[len(quick) + 2 : len(quick) + 10])
+    assert calls[-1][0]
+    assert {thread for _, thread in calls} == {threading.get_ident()}
+
+
+def test_calls_of_several_threads_move_to_the_loop_only_if_none_is_long() -> None:
+    loop = uvloop.new_event_loop()
+    calls = drive(create_runner(loop, 2), loop, [0.0] * DECAY_CALLS + [0.5] + [0.0] * (DECAY_CALLS * 2))
+    assert not any(inline for inline, _ in calls)
+    loop = uvloop.new_event_loop()
+    calls = drive(create_runner(loop, 2), loop, [0.0] * (DECAY_CALLS * 3))
+    assert calls[-1][0]
+
+
+def test_threads_are_always_used_if_required() -> None:
+    loop = uvloop.new_event_loop()
+    calls = drive(create_runner(loop, 2, always_threads=True), loop, [0.0] * DECAY_CALLS * 3)
+    assert not any(inline for inline, _ in calls)
+
+
+def test_stop_ends_in_both_modes() -> None:
+    for always_threads in (False, True):
+        loop = uvloop.new_event_loop()
+        runner = create_runner(loop, 3, always_threads)
+        loop.call_later(0.01, runner.stop)
+        runner.run()
+        assert not any(thread.name.startswith(("event-loop", "handler-")) for thread in threading.enumerate())
