@@ -182,3 +182,21 @@ def test_other_pages_name_existing_modules(page: Path) -> None:
     assert [
         name for name in named if not (ROOT / "src" / "cortex" / name).exists() and not (ROOT / name).exists()
     ] == []
+
+
+def test_the_walkthrough_names_existing_functions() -> None:
+    page = (ROOT / "docs" / "explanation" / "walkthrough.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", page)
+    assert len(named) > 20
+    assert [(path, name) for path, name in named if name not in functions(ROOT / "src" / "cortex" / path)] == []
+
+
+def functions(module: Path) -> set[str]:
+    """Return the names of a module's functions, and those of methods with their class."""
+    body = ast.parse(module.read_text()).body
+    methods = {f"{each.name}.{item}" for each in body if isinstance(each, ast.ClassDef) for item in defined(each.body)}
+    return methods | defined(body)
+
+
+def defined(body: list[ast.stmt]) -> set[str]:
+    return {each.name for each in body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
