@@ -87,6 +87,18 @@ class Installation:
     def down(self) -> None:
         self.cortex("down", check=False)
 
+    def clear(self) -> None:
+        """Delete all APIs, and start the operator if a test left it stopped: the next module uses it too."""
+        try:
+            apis = self.client.list_apis()
+        except OperatorUnavailableError:
+            self.up()
+            apis = self.client.list_apis()
+        # An API that a splitter sends requests to can't be deleted.
+        for api in sorted(apis, key=lambda api: str(api["spec"]["kind"]) != "TrafficSplitter"):
+            self.client.delete(api["spec"]["name"])
+        wait_until(lambda: not self.status()["replicas"], PATIENCE_S, "all replicas have ended")
+
     @property
     def client(self) -> Client:
         """The Python client of this installation."""
