@@ -34,7 +34,7 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
 from cortex.operator.replicas.routing import routes_of
-from cortex.state.queries.apis import ApiRecord, Target
+from cortex.state.queries.apis import ApiRecord, Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
@@ -186,7 +186,7 @@ def _one_pass(replicas: list[Replica], count: int) -> float:
     now = datetime.now(UTC)
     records = []
     for number in range(-(-count // PER_API)):
-        target = Target("revision", api(number), "hash")
+        target = Revision("revision", api(number), "hash")
         records.append(
             ApiRecord(target.spec.name, target.spec.kind, None, target, "", "", f"id-{number}", now, now, target)
         )
@@ -204,7 +204,7 @@ async def _haproxy(home: Home, replicas: list[Replica]) -> list[str]:
     now, records = datetime.now(UTC), []
     for number, name in enumerate(names):
         made = api(int(name.partition("-")[2]))
-        target = Target("revision", made, "hash")
+        target = Revision("revision", made, "hash")
         records.append(ApiRecord(name, made.kind, None, target, "", "", f"id-{number}", now, now, target))
     states = {(record.name, record.revision): Preparation(Stage.DONE) for record in records}
     full = replace(routes_of(records, replicas, states), gateway_secret=CREDENTIALS.gateway_secret)

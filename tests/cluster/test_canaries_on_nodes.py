@@ -24,7 +24,7 @@ from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.database import open_state
 from cortex.state.queries.metrics import MetricStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.answers import ANSWERS_FOLDER
 from cortex.worker.monitoring.metrics import merge_series, read_folder
@@ -60,7 +60,7 @@ def spec_of(home: Home, revision: str, different: int, tracker: dict[str, str] |
     config = {"different": different}
     handler: dict[str, Any] = {"interface": "handler", "type": "python", "path": "handler.py", "config": config}
     api = Api.model_validate({"name": "iris", "kind": "RealtimeAPI", "handler": handler, "tracker": tracker})
-    return replica_spec(home, Target(revision, api, found), Prepared("", {}))
+    return replica_spec(home, Revision(revision, api, found), Prepared("", {}))
 
 
 def send(socket: str, numbers: Iterable[int], compared: str) -> None:

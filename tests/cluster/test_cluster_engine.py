@@ -24,7 +24,7 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import read_folder
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
@@ -70,7 +70,7 @@ class Cluster:
         found = content_hash(ProjectFiles(project, ("handler.py",)))
         if not (self.home.projects_dir / found).exists():
             project.rename(self.home.projects_dir / found)
-        return replica_spec(self.home, Target("revision-1", api, found), Prepared("", {}))
+        return replica_spec(self.home, Revision("revision-1", api, found), Prepared("", {}))
 
     def status(self, name: str) -> ReplicaStatus | None:
         found = self.engine.replicas().get(name)

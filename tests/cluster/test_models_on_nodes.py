@@ -18,7 +18,7 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import LocalNode, local_nodes
 from harness.models.model_agents import RunningAgent
@@ -88,7 +88,7 @@ def spec(home: Home) -> ReplicaSpec:
     found = content_hash(ProjectFiles(project, ("handler.py",)))
     if not (home.projects_dir / found).exists():
         project.rename(home.projects_dir / found)
-    return replica_spec(home, Target("revision-1", api, found), Prepared("", {}))
+    return replica_spec(home, Revision("revision-1", api, found), Prepared("", {}))
 
 
 async def answers(sockets: list[str]) -> list[Any]:

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from cortex.config.schema import Api
 from cortex.state.database import Where, open_state
 from cortex.state.queries.apis import ApiChange, ApiStore, StoredFailure
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Open = Callable[[], ApiStore]
@@ -40,7 +40,7 @@ def spec(name: str = "iris", **sections: object) -> Api:
 
 
 def change(revision: str, api: Api | None = None) -> ApiChange:
-    return ApiChange(Target(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
+    return ApiChange(Revision(revision, api or spec(), "project"), "nonce", f"spec-{revision}")
 
 
 def test_apis_survive_a_restart(open_store: Open) -> None:
@@ -48,7 +48,11 @@ def test_apis_survive_a_restart(open_store: Open) -> None:
     open_store().write([change("r1", full)])
     record = open_store().get("iris")
     assert record is not None
-    assert (record.target, record.kind, record.deployment) == (Target("r1", full, "project"), "RealtimeAPI", "flowers")
+    assert (record.target, record.kind, record.deployment) == (
+        Revision("r1", full, "project"),
+        "RealtimeAPI",
+        "flowers",
+    )
     assert record.created_at == record.updated_at
 
 
@@ -73,7 +77,7 @@ def test_apis_are_listed_by_name(open_store: Open) -> None:
 def test_a_write_is_atomic(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
-    broken = ApiChange(Target("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
+    broken = ApiChange(Revision("r2", spec("other"), None), "nonce", "spec")  # type: ignore[arg-type]
     with pytest.raises(Exception, match="(?i)not.null"):
         store.write([change("r2"), broken], ["iris"])
     assert [record.revision for record in store.records()] == ["r1"]
@@ -83,11 +87,11 @@ def test_a_write_is_atomic(open_store: Open) -> None:
 def test_a_ready_revision_is_kept_when_a_newer_one_fails(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
-    store.mark_serving("iris", Target("r1", spec(), "project"))
+    store.mark_serving("iris", Revision("r1", spec(), "project"))
     store.write([change("r2")])
     store.mark_failed("iris", "r2", StoredFailure("ValueError: bad", "line 1"))
     record = open_store().get("iris")
-    assert record and record.serving == Target("r1", spec(), "project")
+    assert record and record.serving == Revision("r1", spec(), "project")
     assert record.failure == StoredFailure("ValueError: bad", "line 1")
 
 
@@ -98,7 +102,7 @@ def test_a_failure_is_cleared_by_the_next_revision_or_when_it_becomes_ready(open
     store.write([change("r2")])
     assert store.records()[0].failure is None
     store.mark_failed("iris", "r2", StoredFailure("bad"))
-    store.mark_serving("iris", Target("r2", spec(), "project"))
+    store.mark_serving("iris", Revision("r2", spec(), "project"))
     assert store.records()[0].failure is None
 
 
@@ -106,7 +110,7 @@ def test_ignores_updates_of_an_outdated_revision(open_store: Open) -> None:
     store = open_store()
     store.write([change("r2")])
     store.mark_failed("iris", "r1", StoredFailure("bad"))
-    store.mark_serving("gone", Target("r1", spec("gone"), "project"))
+    store.mark_serving("gone", Revision("r1", spec("gone"), "project"))
     assert [(record.name, record.failure) for record in store.records()] == [("iris", None)]
 
 
@@ -114,7 +118,7 @@ def test_ignores_updates_of_an_outdated_revision(open_store: Open) -> None:
 def test_a_deletion_keeps_the_versions_on_request(open_store: Open, keeps: bool) -> None:
     store = open_store()
     store.write([change("r1")])
-    store.mark_serving("iris", Target("r1", spec(), "project"))
+    store.mark_serving("iris", Revision("r1", spec(), "project"))
     store.write([], ["iris"], keep_versions=keeps)
     assert open_store().get("iris") is None
     assert len(store.versions("iris")) == keeps
@@ -126,8 +130,8 @@ def test_a_deletion_keeps_the_versions_on_request(open_store: Open, keeps: bool)
 def test_the_history_survives_a_restart_with_who_deployed_and_what_changed(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
-    store.mark_serving("iris", Target("r1", spec(), "project"))
-    update = ApiChange(Target("r2", spec(), "other"), "nonce", "spec", "patch", "ana", ("compute.cpu: 1 → 2",))
+    store.mark_serving("iris", Revision("r1", spec(), "project"))
+    update = ApiChange(Revision("r2", spec(), "other"), "nonce", "spec", "patch", "ana", ("compute.cpu: 1 → 2",))
     store.write([update])
     newest, oldest = open_store().history("iris")
     assert (newest.number, newest.action, newest.deployed_by, newest.changes) == (2, "patch", "ana", update.differences)
@@ -143,7 +147,7 @@ def test_the_history_survives_a_restart_with_who_deployed_and_what_changed(open_
 def test_a_restart_changes_the_newest_entry_of_the_history_in_place(open_store: Open) -> None:
     store = open_store()
     store.write([change("r1")])
-    store.write([ApiChange(Target("r2", spec(), "project"), "nonce2", "spec", is_restart=True)])
+    store.write([ApiChange(Revision("r2", spec(), "project"), "nonce2", "spec", is_restart=True)])
     (entry,) = store.history("iris")
     assert (entry.number, entry.revision, entry.nonce, entry.action) == (1, "r2", "nonce2", "deploy")
 

@@ -12,7 +12,7 @@ from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError
 from cortex.state.database import open_state
 from cortex.state.queries.apis import WRITE_S, ApiChange, ApiStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 
@@ -35,7 +35,7 @@ def store(server: Postgres) -> Iterator[ApiStore]:
 
 def change(revision: str) -> ApiChange:
     api = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "h.py"}})
-    return ApiChange(Target(revision, api, "project"), "nonce", f"spec-{revision}")
+    return ApiChange(Revision(revision, api, "project"), "nonce", f"spec-{revision}")
 
 
 def revisions(store: ApiStore) -> list[str]:

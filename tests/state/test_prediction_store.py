@@ -12,7 +12,7 @@ from cortex.config.schema import Api
 from cortex.state.database import Where, open_state
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.predictions import MAX_ERROR, ErrorSums, GroundTruth, PredictionStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 
 NUMBERS = "regression"
 
@@ -27,7 +27,7 @@ def database(where: Where) -> Iterator[Engine]:
 
 def deploy(engine: Engine) -> None:
     api = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "h.py"}})
-    ApiStore(engine).write([ApiChange(Target("r", api, "project"), "nonce", "spec")])
+    ApiStore(engine).write([ApiChange(Revision("r", api, "project"), "nonce", "spec")])
 
 
 def test_a_repeated_truth_replaces_the_earlier_one(database: Engine) -> None:

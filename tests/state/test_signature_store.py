@@ -10,7 +10,7 @@ from cortex.state.database import Where, open_state
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.history import KEPT_ENTRIES
 from cortex.state.queries.signatures import SignatureStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 
 SPEC = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "handler.py"}})
 
@@ -23,7 +23,7 @@ def engine(where: Where) -> Iterator[Engine]:
 
 
 def deploy(engine: Engine, revision: str) -> None:
-    ApiStore(engine).write([ApiChange(Target(revision, SPEC, "project"), "nonce", "spec")])
+    ApiStore(engine).write([ApiChange(Revision(revision, SPEC, "project"), "nonce", "spec")])
 
 
 def test_a_revision_has_the_signature_that_was_stored_last(engine: Engine) -> None:

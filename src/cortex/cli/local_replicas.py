@@ -24,7 +24,7 @@ from cortex.operator.deploy.diagnose import Diagnosis
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.archive import unpack
 from cortex.projects.project import pack
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
@@ -63,8 +63,8 @@ class LocalReplicas:
         """
         if loads_models(api):
             await self._model_agent.ensure_running()
-        target = Target(_REVISION, api, _PROJECT)
-        spec = replica_spec(self._home, target, await prepare_revision(self._home, self._environ, target))
+        revision = Revision(_REVISION, api, _PROJECT)
+        spec = replica_spec(self._home, revision, await prepare_revision(self._home, self._environ, revision))
         spec = replace(spec, sockets=spec.sockets[:processes], record_share=0.0)
         await self._engine.start(spec)
         while not (status := self._status(spec)).is_ready:

@@ -33,7 +33,7 @@ from cortex.home import Home
 from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
@@ -89,14 +89,14 @@ class PreparedEnvironment:
         return found
 
 
-async def prepare_revision(home: Home, environ: Mapping[str, str], target: Target) -> Prepared:
+async def prepare_revision(home: Home, environ: Mapping[str, str], revision: Revision) -> Prepared:
     """Build the environment of `target` and fetch its model. The output of installers goes to the API's logs.
 
     Raises: EnvironmentBuildError, StorageError, ConfigError.
     """
-    log = LogWriter(install_log(home, target.spec.name, target.revision))
+    log = LogWriter(install_log(home, revision.spec.name, revision.hash))
     try:
-        return await prepare_setup(home, environ, setup_of(target), lambda line: log.line(0, STDOUT, line))
+        return await prepare_setup(home, environ, setup_of(revision), lambda line: log.line(0, STDOUT, line))
     finally:
         log.close()
 
@@ -118,12 +118,12 @@ async def prepare_setup(
     return Prepared(environment.python, {**environment.variables(inherited), **variables}, model_path)
 
 
-def setup_of(target: Target) -> Setup:
+def setup_of(revision: Revision) -> Setup:
     """Return what every machine must prepare before it can run replicas of `target`."""
-    handler = target.spec.handler
+    handler = revision.spec.handler
     files = handler.dependencies
     paths = files.pip, files.conda, files.shell
-    return Setup(target.project_hash, *paths, handler.env, handler.model, files.model_packages)
+    return Setup(revision.project_hash, *paths, handler.env, handler.model, files.model_packages)
 
 
 def install_log(home: Home, api: str, revision: str) -> Path:

@@ -22,7 +22,7 @@ from cortex.payloads.openapi.inference import row_of_zeros
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.checks.request_arguments import request_arguments
 from cortex.state.queries.apis import ApiRecord, ApiStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 
 Json = dict[str, Any]
 
@@ -62,29 +62,29 @@ class Documentation:
         return record
 
     def _describe(self, record: ApiRecord) -> DocumentedApi:
-        networking, target = record.spec.networking, record.serving or record.target
+        networking, revision = record.spec.networking, record.serving or record.target
         behind = [self._apis.get(each.name) for each in record.spec.apis or []]
         found = [each for each in behind if each is not None]
         answering = {each.name for each in record.spec.apis or [] if not each.shadow}
-        signature = self._signatures.of(target) if target.spec.kind is not ApiKind.SPLITTER else None
+        signature = self._signatures.of(revision) if revision.spec.kind is not ApiKind.SPLITTER else None
         return DocumentedApi(
             name=record.name,
             kind=record.spec.kind,
             endpoint=networking.endpoint,
             revision=str(record.live_number or record.number),
             signature=signature,
-            likely_verb="POST" if signature is not None else self._likely_verb(target),
+            likely_verb="POST" if signature is not None else self._likely_verb(revision),
             needs_key=networking.needs_key or any(each.spec.networking.needs_key for each in found),
             timeout_s=networking.timeout_s,
             max_body_bytes=networking.max_body_size,
-            sample=self._sample(target) or _sample_of_model(target, signature),
+            sample=self._sample(revision) or _sample_of_model(revision, signature),
             targets=tuple(self._describe(each) for each in found if each.name in answering),
         )
 
-    def _sample(self, target: Target) -> Sample | None:
+    def _sample(self, revision: Revision) -> Sample | None:
         """Return the sample that the replicas have answered, or the one of the project."""
-        folder = self._projects.path(target.project_hash)
-        for name in filter(None, (target.spec.readiness_sample, _SAMPLE_FILE)):
+        folder = self._projects.path(revision.project_hash)
+        for name in filter(None, (revision.spec.readiness_sample, _SAMPLE_FILE)):
             try:
                 text = _read(folder / name, _SAMPLE_MAX_BYTES)
                 return Sample(f"{name} of the project", orjson.loads(text))
@@ -92,22 +92,22 @@ class Documentation:
                 continue
         return None
 
-    def _likely_verb(self, target: Target) -> str:
+    def _likely_verb(self, revision: Revision) -> str:
         """Return the verb of the first method in the user's file; POST if there is none plainly."""
-        spec, handler = target.spec, target.spec.handler
+        spec, handler = revision.spec, revision.spec.handler
         if spec.kind is not ApiKind.REALTIME or handler.path is None:
             return "POST"
         try:
-            text = (self._projects.path(target.project_hash) / handler.path).read_text(errors="replace")
+            text = (self._projects.path(revision.project_hash) / handler.path).read_text(errors="replace")
         except OSError:
             return "POST"
         found = request_arguments(text, handler.interface, handler.type, handler.models is not None, spec.kind)
         return found.verb if found is not None else "POST"
 
 
-def _sample_of_model(target: Target, signature: ApiSignature | None) -> Sample | None:
+def _sample_of_model(revision: Revision, signature: ApiSignature | None) -> Sample | None:
     """Return a row of zeros for the only model of an API without code."""
-    models = signature.models if signature is not None and target.spec.handler.path is None else ()
+    models = signature.models if signature is not None and revision.spec.handler.path is None else ()
     row = row_of_zeros(models[0]) if len(models) == 1 else None
     return Sample("A row of zeros", {"instances": [row]}) if row is not None else None
 

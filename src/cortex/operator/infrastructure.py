@@ -22,7 +22,7 @@ from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
 from cortex.installation import Installation
 from cortex.state.queries.key_values import KeyValueStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Infrastructure:
 
     engine: Engine
     gateway: Gateway
-    prepare: Callable[[Target], Awaitable[Prepared]]  #: prepares environment and models of a revision
+    prepare: Callable[[Revision], Awaitable[Prepared]]  #: prepares environment and models of a revision
     gateway_secret: str = ""  #: authenticates the gateway to replicas that it reaches over TCP
     cluster: Cluster | None = None
 
@@ -102,7 +102,7 @@ def create_infrastructure(
     return Infrastructure(cluster_engine, fleet, _prepare_nothing, credentials.gateway_secret, cluster)
 
 
-async def _prepare_nothing(target: Target) -> Prepared:
+async def _prepare_nothing(revision: Revision) -> Prepared:
     """Return an empty preparation: each node prepares revisions itself."""
     return Prepared("", {})
 

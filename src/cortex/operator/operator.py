@@ -66,7 +66,7 @@ from cortex.state.queries.predictions import PredictionStore
 from cortex.state.queries.projects import ProjectStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.queries.tokens import TokenStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.
@@ -140,7 +140,7 @@ class Operator:
             self._gateway,
             preparations,
             self._async_apis,
-            self._job_reconciler.targets,
+            self._job_reconciler.revisions,
             self._keys.active,
             self._signatures,
             _logger,
@@ -253,8 +253,8 @@ class Operator:
         await self._model_agent.startup(self._needs_model_agent)
         await self._job_reconciler.startup()
         if self._shared_projects is not None:
-            targets = [*self._api_targets(), *self._job_reconciler.targets()]
-            needed = {target.project_hash for target in targets}
+            revisions = [*self._api_revisions(), *self._job_reconciler.revisions()]
+            needed = {revision.project_hash for revision in revisions}
             await self._shared_projects.keep_only(needed | self._apis.history_projects())
             await self._shared_projects.fetch(needed)
         await self._async_apis.startup()
@@ -358,12 +358,12 @@ class Operator:
     async def _inspect_machine(self) -> Machine:
         return Machine(os.environ, await self._engine.find_devices())
 
-    def _api_targets(self) -> list[Target]:
+    def _api_revisions(self) -> list[Revision]:
         """Return the newest and the serving revision of every API."""
-        return [target for record in self._apis.records() for target in (record.target, record.serving) if target]
+        return [revision for record in self._apis.records() for revision in (record.target, record.serving) if revision]
 
     def _needs_model_agent(self) -> bool:
         """Return True if an API or a running replica has models; in a cluster the agent lists them for the nodes."""
-        return any(loads_models(target.spec) for target in self._api_targets()) or any(
+        return any(loads_models(revision.spec) for revision in self._api_revisions()) or any(
             spec.model_agent_socket for spec, _ in self._engine.replicas().values()
         )

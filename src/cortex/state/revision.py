@@ -8,9 +8,9 @@ from cortex.config.schema import Api
 
 
 @dataclass(frozen=True)
-class Target:
+class Revision:
     """A revision that replicas can be started from."""
 
-    revision: str
+    hash: str  #: of everything whose change needs new processes
     spec: Api
     project_hash: str

@@ -22,7 +22,7 @@ from cortex.operator.jobs.service import JobService
 from cortex.operator.replicas.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 
 Clock = Callable[[], float]
@@ -53,7 +53,7 @@ class ScheduleHarness:
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:
-        self.apis.write([ApiChange(Target(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
+        self.apis.write([ApiChange(Revision(f"r-{api.name}", api, "p1"), "n", "s1") for api in apis])
 
     async def submit_due(self) -> None:
         """Submit all due runs and wait until they are stored."""
@@ -83,5 +83,5 @@ async def open_schedules(home: Home, clock: Clock) -> AsyncIterator[ScheduleHarn
         made.dispose()
 
 
-async def _reject_preparation(target: Target) -> Prepared:
+async def _reject_preparation(target: Revision) -> Prepared:
     raise AssertionError("no job starts in these tests")

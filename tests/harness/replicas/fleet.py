@@ -10,7 +10,7 @@ from cortex.config.schema import Api
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
 from cortex.state.queries.apis import ApiRecord
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,11 +33,11 @@ def api(name: str = "iris", replicas: int = 1, processes: int = 1, **sections: A
     )
 
 
-def target(revision: str = "r1", spec: Api | None = None) -> Target:
-    return Target(revision, spec or api(), f"project-of-{revision}")
+def deployed(revision: str = "r1", spec: Api | None = None) -> Revision:
+    return Revision(revision, spec or api(), f"project-of-{revision}")
 
 
-def record(newest: Target, serving: Target | None = None, **changes: Any) -> ApiRecord:
+def record(newest: Revision, serving: Revision | None = None, **changes: Any) -> ApiRecord:
     spec = newest.spec
     base = ApiRecord(spec.name, spec.kind, None, newest, "nonce", "spec", "api-id", NOW, NOW, serving)
     return replace(base, **changes)

@@ -20,7 +20,7 @@ from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
-from harness.replicas.fleet import READY, api, replica, target
+from harness.replicas.fleet import READY, api, deployed, replica
 
 
 class World:
@@ -49,9 +49,9 @@ class World:
         )
 
     def deploy(self, spec: Api, revision: str = "r1", is_proven: bool = True) -> None:
-        self.store.write([ApiChange(target(revision, spec), "nonce", "spec")])
+        self.store.write([ApiChange(deployed(revision, spec), "nonce", "spec")])
         if is_proven:
-            self.store.mark_serving(spec.name, target(revision, spec))
+            self.store.mark_serving(spec.name, deployed(revision, spec))
 
     def live(self, seconds: float, step_s: float = 1.0) -> None:
         """Advance the clock step by step."""

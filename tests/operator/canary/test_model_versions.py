@@ -20,7 +20,7 @@ from cortex.operator.deploy.model_pins import pins_of, with_pins
 from cortex.state.database import open_state
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, StoredFailure
 from cortex.state.queries.key_values import KeyValueStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from harness.replicas.fleet import api
 
@@ -114,7 +114,7 @@ class World:
 
     def write(self, pins: Sequence[PinnedModel]) -> None:
         made = spec(pins)
-        self.apis.write([ApiChange(Target(revision_of(made, "project", "n"), made, "project"), "n", "spec")])
+        self.apis.write([ApiChange(Revision(revision_of(made, "project", "n"), made, "project"), "n", "spec")])
 
     def go_live(self) -> None:
         self.apis.mark_serving("iris", self.record.target)

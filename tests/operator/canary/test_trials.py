@@ -22,7 +22,7 @@ from cortex.operator.canary.judge import Finding, PropertyFinding, RevisionNumbe
 from cortex.operator.canary.trials import Trial, TrialOutcome, Trials, advance
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.state.database import open_state
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, StoredFailure, Target
+from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore, Revision, StoredFailure
 from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
@@ -106,7 +106,7 @@ class World:
         self.apis.mark_serving("iris", self.record.target)
 
     def deploy(self, revision: str, spec: Api, project: str = "") -> None:
-        self.apis.write([ApiChange(Target(revision, spec, project or f"project-{revision}"), "nonce", "spec")])
+        self.apis.write([ApiChange(Revision(revision, spec, project or f"project-{revision}"), "nonce", "spec")])
 
     @property
     def record(self) -> ApiRecord:

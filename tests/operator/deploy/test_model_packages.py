@@ -13,7 +13,7 @@ from cortex.errors import ConfigError
 from cortex.operator.deploy import model_checks
 from cortex.operator.deploy.deployer import revision_of
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec, Setup
 from harness.models.model_makers import onnx_model
 from harness.servers.public_bucket import public_bucket
@@ -45,7 +45,7 @@ def test_a_model_pins_its_packages(project: Path) -> None:
 
 
 def test_replicas_receive_the_packages_and_older_nodes_no_new_field(project: Path) -> None:
-    target = Target("r", diagnosis_of(project).apis[0], "hash")
+    target = Revision("r", diagnosis_of(project).apis[0], "hash")
     setup = setup_of(target)
     assert setup.model_packages == {"xgboost==9.8.7": ">=9.8"}
     spec = {"id": "a", "api": "a", "revision": "r", "interface": "handler", "project_dir": "", "path": "", "python": ""}

@@ -23,7 +23,7 @@ from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignatu
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.signatures import SignatureStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus
 from harness.connections import UnixConnection
@@ -62,7 +62,7 @@ class Scene:
 
     def deploy(self, revision: str) -> None:
         specs = [Api.model_validate({"handler": HANDLER, **each}) for each in APIS]
-        self.apis.write([ApiChange(Target(revision, spec, "project"), "nonce", "spec") for spec in specs])
+        self.apis.write([ApiChange(Revision(revision, spec, "project"), "nonce", "spec") for spec in specs])
 
     def report(self, api: str, *methods: MethodSignature, revision: str = "r1") -> None:
         """Let a replica report its signature."""

@@ -32,7 +32,7 @@ from cortex.operator.jobs.service import JobService
 from cortex.operator.replicas.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import Death
 from harness.replicas.scripted import ScriptedEngine, until
@@ -75,7 +75,7 @@ class Scene:
         self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 
     def deploy(self, revision: str = "r1") -> None:
-        self.apis.write([ApiChange(Target(revision, batch_api(), "project"), "nonce", "spec")])
+        self.apis.write([ApiChange(Revision(revision, batch_api(), "project"), "nonce", "spec")])
 
     async def submit(self, *items: int, **options: int) -> JobRecord:
         submission = Submission(ItemList(list(items) or [1], 1), JobOptions(**{"workers": 1, **options}))
@@ -120,7 +120,7 @@ class Scene:
         for database in self._databases:
             database.dispose()
 
-    async def _prepare(self, target: Target) -> Prepared:
+    async def _prepare(self, target: Revision) -> Prepared:
         if self.prepare_errors:
             raise self.prepare_errors.pop(0)
         return Prepared("python", {})
@@ -288,7 +288,7 @@ def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:
         await made.store.shutdown()
         made.replace_operator()
         async with reconciling(made):
-            assert made.reconciler.targets()[0].revision == "r1"
+            assert made.reconciler.revisions()[0].hash == "r1"
             await made.exchange(worker, job, Report(lease.token, 1), batches=0)
             await made.complete(worker, job)
             assert (await made.over(job)).status is JobStatus.SUCCEEDED

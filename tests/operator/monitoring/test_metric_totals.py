@@ -12,7 +12,7 @@ from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.metrics import MetricStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import MetricFile, SeriesKind, process_file, series_key
 
@@ -27,7 +27,7 @@ def database(tmp_path: Path) -> Engine:
     engine = open_sqlite(tmp_path / "state.db")
     handler = {"interface": "handler", "type": "python", "path": "handler.py"}
     apis = [Api.model_validate({"name": name, "handler": handler}) for name in ("iris", "iris-two")]
-    ApiStore(engine).write([ApiChange(Target("aaaaaaaa-and-more", api, "project"), "nonce", "spec") for api in apis])
+    ApiStore(engine).write([ApiChange(Revision("aaaaaaaa-and-more", api, "project"), "nonce", "spec") for api in apis])
     return engine
 
 
@@ -124,8 +124,8 @@ def test_a_new_api_does_not_inherit_the_numbers_of_a_deleted_one(database: Engin
     write(folder, "iris-aaaaaaaa-000001", requests=3)  # drains
     write(folder, "iris-aaaaaaaa-000002", requests=3)
     apis.write([], ["iris"])
-    apis.write([ApiChange(Target("bbbbbbbb-and-more", record.spec, "project"), "another", "spec")])
-    apis.write([ApiChange(Target("cccccccc-and-more", record.spec, "project"), "another", "spec")])
+    apis.write([ApiChange(Revision("bbbbbbbb-and-more", record.spec, "project"), "another", "spec")])
+    apis.write([ApiChange(Revision("cccccccc-and-more", record.spec, "project"), "another", "spec")])
     write(folder, "iris-bbbbbbbb-000001", requests=1)
     write(folder, "iris-cccccccc-000001", requests=1)
     removed: list[tuple[str, Path]] = []
@@ -143,7 +143,7 @@ def test_recognizes_revisions_after_the_clock_was_set_back(database: Engine, tmp
     record = ApiStore(database).get("iris")
     assert record is not None
     past = ApiStore(database, now=lambda: record.created_at - timedelta(hours=1))
-    past.write([ApiChange(Target("bbbbbbbb-and-more", record.spec, "project"), "nonce", "spec")])
+    past.write([ApiChange(Revision("bbbbbbbb-and-more", record.spec, "project"), "nonce", "spec")])
     write(tmp_path / "m", "iris-bbbbbbbb-000001", requests=1)
 
     assert totals_of(database, tmp_path / "m").of("iris") == {REQUESTS: 1}

@@ -22,7 +22,7 @@ from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.metrics import MetricStore
 from cortex.state.queries.predictions import MAX_ERROR, PredictionStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import MetricFile, process_file
 from cortex.worker.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
@@ -53,7 +53,7 @@ class Operated:
     def deploy(self, project: str = "project", revision: str = "aaaaaaaa-and-more", **tracker: Any) -> None:
         handler = {"interface": "handler", "type": "python", "path": "handler.py"}
         api = Api.model_validate({"name": "iris", "handler": handler, "tracker": tracker or None})
-        self.apis.write([ApiChange(Target(revision, api, project), "nonce", "spec")])
+        self.apis.write([ApiChange(Revision(revision, api, project), "nonce", "spec")])
 
     @property
     def record(self) -> ApiRecord:

@@ -14,15 +14,15 @@ from cortex.operator.replicas.plan import Preparation, Promote, Replica, Replica
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.status import shortage_of, status_of
 from cortex.state.queries.apis import ApiRecord, StoredFailure
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ProcessStatus
-from harness.replicas.fleet import FAILED, READY, STARTING, api, record, replica, target
+from harness.replicas.fleet import FAILED, READY, STARTING, api, deployed, record, replica
 
 DONE = Preparation(Stage.DONE)
 
 
-def wanting(revision: str, gpu: int = 1, replicas: int = 1) -> Target:
-    return target(revision, api(replicas=replicas, compute={"gpu": gpu}))
+def wanting(revision: str, gpu: int = 1, replicas: int = 1) -> Revision:
+    return deployed(revision, api(replicas=replicas, compute={"gpu": gpu}))
 
 
 def holding(id: str, gpus: int, *processes: ProcessStatus, revision: str = "r1", name: str = "iris") -> Replica:
@@ -86,8 +86,11 @@ def test_a_failed_revision_that_blocks_nothing_keeps_retrying() -> None:
 
 def test_a_gpu_released_by_an_update_goes_to_no_other_api() -> None:
     updating = record(wanting("r2"), wanting("r1"))
-    other = Target("r1", api("another", compute={"gpu": 1}), "project")
-    waiting = [record(other), record(replace(other, spec=api("a", replicas=2, compute={"gpu": 1})), target("r1"))]
+    other = Revision("r1", api("another", compute={"gpu": 1}), "project")
+    waiting = [
+        record(other),
+        record(replace(other, spec=api("a", replicas=2, compute={"gpu": 1})), deployed("r1")),
+    ]
     preparations = {(name, revision): DONE for name in ("another", "iris", "a") for revision in ("r1", "r2")}
     replicas = [holding("a1", 1, name="a")]
     actions = plan([*waiting, updating], replicas, preparations, 0.0, DeviceCapacity(gpus=1, total_gpus=2))
@@ -95,7 +98,7 @@ def test_a_gpu_released_by_an_update_goes_to_no_other_api() -> None:
 
 
 def test_an_api_without_gpus_has_no_shortage() -> None:
-    assert decide(record(target("r1")), [], free=0) == [Start(target("r1"))]
+    assert decide(record(deployed("r1")), [], free=0) == [Start(deployed("r1"))]
     assert DeviceCapacity(gpus=-1).fits(Compute())
 
 
@@ -155,9 +158,9 @@ class Machine:
             self.desired = replace(self.desired, failure=StoredFailure("bad", ""))
         return before != (set(self.running), self.desired)
 
-    def start(self, wanted: Target) -> None:
+    def start(self, wanted: Revision) -> None:
         self.serial += 1
-        made = replica(f"{self.serial:04d}", STARTING, revision=wanted.revision, started_at=self.serial)
+        made = replica(f"{self.serial:04d}", STARTING, revision=wanted.hash, started_at=self.serial)
         spec = replace(made.spec, gpu=wanted.spec.compute.gpu)
         held = [item.spec for item in [*self.running.values(), *self.leaving.values()]]
         try:
@@ -200,7 +203,7 @@ def test_no_sequence_of_events_gets_stuck_for_lack_of_gpus(
         if name == "deploy":
             revision, gpu, count = arguments
             newest = wanting(f"{revision}-{gpu}", int(f"{gpu}"), int(f"{count}"))
-            if newest.revision == machine.desired.revision:
+            if newest.hash == machine.desired.revision:
                 continue
             machine.desired = replace(machine.desired, target=newest, failure=None)
         elif name == "settle":
@@ -225,7 +228,7 @@ def check_at_rest(machine: Machine) -> None:
     if machine.desired.revision not in machine.broken and gpu * wanted <= gpus:
         assert len(ready) == len(machine.running) == wanted
     serving = machine.desired.serving
-    if machine.desired.revision in machine.broken and serving and serving.revision != machine.desired.revision:
+    if machine.desired.revision in machine.broken and serving and serving.hash != machine.desired.revision:
         # Replicas of a revision that was superseded during its rollout serve beside it.
         back = [item for item in machine.running.values() if item.is_ready and item not in machine.newest()]
         needed = serving.spec.compute.gpu

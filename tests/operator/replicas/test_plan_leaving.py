@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cortex.operator.replicas.plan import Preparation, Replica, ReplicaAction, Retire, Stage, Start, plan
-from harness.replicas.fleet import STARTING, api, record, replica, target
+from harness.replicas.fleet import STARTING, api, deployed, record, replica
 
-NEWEST = target(spec=api(replicas=2))
+NEWEST = deployed(spec=api(replicas=2))
 
 
 def decide(*replicas: Replica) -> list[ReplicaAction]:

@@ -9,10 +9,10 @@ from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import StartFailure
-from harness.replicas.fleet import target
+from harness.replicas.fleet import deployed
 
 KEY = ("iris", "r1")
 PREPARED = Prepared("python", {})
@@ -29,7 +29,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.preparations = Preparations(self._prepare, self._changed, lambda: self.now, Logger("test"))
 
-    async def _prepare(self, _: Target) -> Prepared:
+    async def _prepare(self, _: Revision) -> Prepared:
         await asyncio.sleep(0)
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
@@ -41,7 +41,7 @@ class Desk:
 
     async def attempt(self) -> Preparation:
         before = self.changes
-        self.preparations.begin(target())
+        self.preparations.begin(deployed())
         while self.changes == before:
             await asyncio.sleep(0)
         return self.state
@@ -62,8 +62,8 @@ async def test_a_revision_is_prepared_once() -> None:
     async with open_desk() as desk:
         desk.outcomes = [PREPARED]
         assert await desk.attempt() == Preparation(Stage.DONE)
-        desk.preparations.begin(target())
-        assert desk.preparations.prepared(target()) == PREPARED
+        desk.preparations.begin(deployed())
+        assert desk.preparations.prepared(deployed()) == PREPARED
 
 
 async def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longer_each_time() -> None:
@@ -71,7 +71,7 @@ async def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longe
         desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
         failed = await desk.attempt()
         assert failed == Preparation(Stage.NEEDED, StartFailure("no such package"), hold_until=10.0, failures=1)
-        desk.preparations.begin(target())
+        desk.preparations.begin(deployed())
         assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, StartFailure("no such package"))
         while desk.changes < 2:
             await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_bec
 async def test_dropping_a_revision_cancels_its_preparation() -> None:
     async with open_desk() as desk:
         desk.outcomes = [PREPARED]
-        desk.preparations.begin(target())
+        desk.preparations.begin(deployed())
         desk.preparations.keep_only(())
         assert desk.preparations.states() == {}
         await asyncio.sleep(0.01)

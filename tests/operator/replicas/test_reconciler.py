@@ -26,9 +26,9 @@ from cortex.operator.replicas.status import ApiState
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.signatures import SignatureStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
-from harness.replicas.fleet import api, target
+from harness.replicas.fleet import api, deployed
 from harness.replicas.scripted import ScriptedEngine, ScriptedGateway, until
 from harness.wait import PATIENCE_S
 
@@ -48,7 +48,7 @@ class Scene:
         self.prepare_errors: list[Exception] = []
         self.prepared: list[str] = []
         self.lost_with_node: set[str] = set()
-        self.job_targets: list[Target] = []
+        self.job_revisions: list[Revision] = []
         logger = Logger("test")
         self.preparations = Preparations(self._prepare, self._wake, self._clock, logger)
         dispatcher = Dispatcher(self.jobs, lambda: None, self._clock)
@@ -62,7 +62,7 @@ class Scene:
             AsyncApis(
                 home, self.apis, self.jobs.workloads, self.engine, self.workers, dispatcher, "token-of-{}".format
             ),
-            lambda: self.job_targets,
+            lambda: self.job_revisions,
             lambda: [KEY],
             Signatures(self.signatures, logger),
             logger,
@@ -73,7 +73,7 @@ class Scene:
         self.engine.on_change = self._wake
 
     def deploy(self, revision: str = "r1", spec: Api | None = None) -> None:
-        self.apis.write([ApiChange(target(revision, spec), "nonce", "spec")])
+        self.apis.write([ApiChange(deployed(revision, spec), "nonce", "spec")])
         self.reconciler.wake()
 
     def delete(self) -> None:
@@ -116,8 +116,8 @@ class Scene:
         for database in self._databases:
             database.dispose()
 
-    async def _prepare(self, target: Target) -> Prepared:
-        self.prepared.append(target.revision)
+    async def _prepare(self, target: Revision) -> Prepared:
+        self.prepared.append(target.hash)
         if self.prepare_errors:
             raise self.prepare_errors.pop(0)
         return Prepared("python", {})
@@ -301,11 +301,11 @@ async def test_keeps_the_preparation_of_a_revision_that_only_jobs_need(home: Hom
     async with scene(home) as made:
         made.deploy()
         await made.ready()
-        made.job_targets = [target("r1")]
+        made.job_revisions = [deployed("r1")]
         made.delete()
         await made.passes()
         assert ("iris", "r1") in made.preparations.states()
-        made.job_targets = []
+        made.job_revisions = []
         await made.passes()
         assert made.preparations.states() == {}
 

@@ -7,14 +7,14 @@ from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.worker.spec import ReplicaSpec
-from harness.replicas.fleet import api, target
+from harness.replicas.fleet import api, deployed
 
 PREPARED = Prepared("python", {"KEY": "value"})
 
 
 def spec_of(tmp_path: Path, handler: dict[str, object] | None = None, **sections: object) -> ReplicaSpec:
     base = {"interface": "predictor", "type": "python", "path": "predictor.py", **(handler or {})}
-    return replica_spec(Home(tmp_path), target(spec=api(handler=base, **sections)), PREPARED)
+    return replica_spec(Home(tmp_path), deployed(spec=api(handler=base, **sections)), PREPARED)
 
 
 def test_an_api_without_models_needs_no_model_agent(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.signatures import SignatureStore
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus
-from harness.replicas.fleet import api, record, target
+from harness.replicas.fleet import api, deployed, record
 
 ROUTE = "import cortex\nclass Base:\n  @cortex.route('GET', '/a')\n  def a(self): ...\n"
 POST = MethodSignature("POST", "handle_post", BodySignature(), BodySignature())
@@ -33,7 +33,7 @@ class World:
         self.database = open_sqlite(home.database_file)
 
     def deployed(self, text: str, **spec: Any) -> ApiRecord:
-        made = record(target(spec=api(**spec)))
+        made = record(deployed(spec=api(**spec)))
         folder = ProjectFolders(self.home).path(made.target.project_hash)
         folder.mkdir(parents=True)
         (folder / "handler.py").write_text(text)
@@ -54,7 +54,7 @@ def world(home: Home) -> Iterator[World]:
 
 def status(made: ApiRecord, signature: ApiSignature) -> ReplicaStatus:
     text = signature.to_json().decode()
-    return ReplicaStatus("a", made.name, made.target.revision, 1, 0.0, (), signature=text)
+    return ReplicaStatus("a", made.name, made.target.hash, 1, 0.0, (), signature=text)
 
 
 def test_the_source_decides_until_a_process_has_loaded_it(world: World) -> None:

@@ -10,13 +10,24 @@ from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Canary, Share, Spli
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
-from harness.replicas.fleet import BROKEN, FAILED, READY, RESTARTING, STARTING, api, process, record, replica, target
+from harness.replicas.fleet import (
+    BROKEN,
+    FAILED,
+    READY,
+    RESTARTING,
+    STARTING,
+    api,
+    deployed,
+    process,
+    record,
+    replica,
+)
 
 BACKING_OFF = process(state=ProcessState.BACKING_OFF, restarts=3)
 
 
 def backend(replicas: list[Replica], preparation: Preparation | None = None, **spec: object) -> ApiBackend:
-    desired = record(target(spec=api(**spec)))  # type: ignore[arg-type]
+    desired = record(deployed(spec=api(**spec)))  # type: ignore[arg-type]
     preparations = {("iris", "r1"): preparation} if preparation else {}
     (found,) = routes_of([desired], replicas, preparations).backends
     return found
@@ -114,7 +125,7 @@ def test_gateways_share_the_limit_of_a_process_and_each_may_fill_all_slots(
 
 @pytest.mark.parametrize("gateways", [1, 2, 3, 7])
 def test_queue_and_capacity_of_all_gateways_add_up_to_the_limit(gateways: int) -> None:
-    desired = record(target(spec=api(autoscaling={"max_replica_concurrency": 100})))
+    desired = record(deployed(spec=api(autoscaling={"max_replica_concurrency": 100})))
     (found,) = routes_of([desired], [replica("a", slots=2)], {}, gateways=gateways).backends
     allowed = gateways * (found.max_queue + found.servers[0].capacity)
     assert 100 <= allowed < 100 + gateways
@@ -153,9 +164,9 @@ def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:
 def test_documentation_follows_the_configuration() -> None:
     assert backend([]).has_docs
     assert not backend([], networking={"docs": False}).has_docs
-    hidden = record(target(spec=api(networking={"docs": False})))
+    hidden = record(deployed(spec=api(networking={"docs": False})))
     assert routes_of([hidden], [], {}, "/s/jobs").operator_socket == ""
-    assert routes_of([record(target())], [], {}, "/s/jobs").operator_socket == "/s/jobs"
+    assert routes_of([record(deployed())], [], {}, "/s/jobs").operator_socket == "/s/jobs"
 
 
 def test_access_log_follows_the_configuration() -> None:
@@ -170,7 +181,7 @@ def test_a_splitter_has_shares_and_a_shadow() -> None:
         {"name": "dark", "weight": 5, "shadow": True},
     ]
     split = Api.model_validate({"name": "iris", "kind": "TrafficSplitter", "apis": shares})
-    table = routes_of([record(target(spec=split))], [], {})
+    table = routes_of([record(deployed(spec=split))], [], {})
     assert table.backends == ()
     shares = (Share("one", 30), Share("two", 70))
     assert table.splits == (Split("iris", "/iris", shares, Share("dark", 5), has_docs=True),)
@@ -184,7 +195,7 @@ def test_a_command_gets_every_path_below_its_endpoint_as_it_arrives() -> None:
 
 
 def canary_backend(*replicas: Replica, percent: int = 10) -> ApiBackend:
-    desired = record(target("r2"), target("r1"))
+    desired = record(deployed("r2"), deployed("r1"))
     (found,) = routes_of([desired], replicas, {}, canaries={"iris": percent}).backends
     return found
 
@@ -218,6 +229,8 @@ def test_a_revision_that_was_tried_before_gets_no_request() -> None:
 
 
 def test_without_a_trial_all_revisions_share_the_requests() -> None:
-    (found,) = routes_of([record(target("r2"), target("r1"))], [replica("a"), replica("b", revision="r2")], {}).backends
+    (found,) = routes_of(
+        [record(deployed("r2"), deployed("r1"))], [replica("a"), replica("b", revision="r2")], {}
+    ).backends
     assert names(found) == ["a-0", "b-0"]
     assert found.canary is None

@@ -15,12 +15,12 @@ from cortex.payloads.signature import ApiSignature, BodySignature, MethodSignatu
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.queries.signatures import SignatureStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus
 
 SPEC = Api.model_validate({"name": "iris", "handler": {"interface": "handler", "type": "python", "path": "handler.py"}})
-TARGET = Target("r1", SPEC, "project")
+TARGET = Revision("r1", SPEC, "project")
 POST = ApiSignature((MethodSignature("POST", "handle_post", BodySignature(), BodySignature()),))
 GET = ApiSignature((MethodSignature("GET", "handle_get", None, BodySignature()),))
 
@@ -49,7 +49,7 @@ def test_a_signature_is_known_after_a_restart_without_any_replica(database: Engi
     first.record([status("a", POST)])
     first.record([])
     assert first.of(TARGET) == signatures(database).of(TARGET) == POST
-    assert first.of(replace(TARGET, revision="r2")) is None
+    assert first.of(replace(TARGET, hash="r2")) is None
 
 
 def test_the_replica_that_changed_last_counts(database: Engine) -> None:

@@ -17,10 +17,10 @@ from harness.replicas.fleet import (
     RESTARTING,
     STARTING,
     api,
+    deployed,
     process,
     record,
     replica,
-    target,
 )
 
 DONE = Preparation(Stage.DONE)
@@ -38,7 +38,7 @@ def status(replicas: list[Replica], wanted: int = 1, minimum: int | None = None,
     leaving = changes.pop("leaving", [])
     age = changes.pop("age", timedelta())
     spec = api(replicas=minimum or wanted, autoscaling={"init_replicas": wanted})
-    return status_of(record(target("r2", spec), **changes), replicas, leaving, preparation, NOW + age)  # type: ignore[arg-type]
+    return status_of(record(deployed("r2", spec), **changes), replicas, leaving, preparation, NOW + age)  # type: ignore[arg-type]
 
 
 def new(*processes: object) -> Replica:
@@ -103,10 +103,10 @@ def test_the_json_has_the_documented_keys() -> None:
 
 
 def test_an_api_that_needs_no_replica_is_live_once_its_revision_has_served() -> None:
-    newest = target("r2", api(autoscaling={"min_replicas": 0}))
+    newest = deployed("r2", api(autoscaling={"min_replicas": 0}))
     starting = [new(STARTING)]
     assert status_of(record(newest), starting, [], DONE, NOW).status is ApiStatus.UPDATING
-    assert status_of(record(newest, target("r1")), starting, [], DONE, NOW).status is ApiStatus.UPDATING
+    assert status_of(record(newest, deployed("r1")), starting, [], DONE, NOW).status is ApiStatus.UPDATING
     assert status_of(record(newest, newest, replicas=0), [], [], DONE, NOW).status is ApiStatus.LIVE
     assert status_of(record(newest, newest, replicas=1), starting, [], DONE, NOW).status is ApiStatus.LIVE
 

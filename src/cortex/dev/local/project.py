@@ -17,7 +17,7 @@ from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.projects.dotenv import DOTENV_NAME
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec, Setup
 
 T = TypeVar("T")
@@ -79,8 +79,8 @@ async def prepare(
 
     Raises: EnvironmentBuildError, StorageError, ConfigError.
     """
-    target = _target(project, api)
-    return await _spec(project, target, setup_of(target), home, environ, on_line)
+    revision = _revision(project, api)
+    return await _spec(project, revision, setup_of(revision), home, environ, on_line)
 
 
 def spec_for_this_process(project: LocalProject, api: Api, home: Home, environ: Mapping[str, str]) -> ReplicaSpec:
@@ -88,20 +88,20 @@ def spec_for_this_process(project: LocalProject, api: Api, home: Home, environ: 
 
     Raises: StorageError, ConfigError.
     """
-    target = _target(project, api)
-    setup = replace(setup_of(target), pip="", conda="", shell="", model_packages={})
-    return run_in_thread(_spec(project, target, setup, home, environ, lambda line: None))
+    revision = _revision(project, api)
+    setup = replace(setup_of(revision), pip="", conda="", shell="", model_packages={})
+    return run_in_thread(_spec(project, revision, setup, home, environ, lambda line: None))
 
 
-def _target(project: LocalProject, api: Api) -> Target:
+def _revision(project: LocalProject, api: Api) -> Revision:
     if api.is_grpc:
         raise InputError(f"{api.name} serves gRPC, which needs the gateway: run it with cortex deploy")
-    return Target(LOCAL_REVISION, api, project.folder.name)
+    return Revision(LOCAL_REVISION, api, project.folder.name)
 
 
 async def _spec(
     project: LocalProject,
-    target: Target,
+    revision: Revision,
     setup: Setup,
     home: Home,
     environ: Mapping[str, str],
@@ -113,10 +113,10 @@ async def _spec(
         path = environ.get("PATH")
         env = {**prepared.env, "PATH": path} if path is not None else dict(prepared.env)
         prepared = Prepared(prepared.python, env, prepared.model_path)
-    spec = replica_spec(local_home, target, prepared)
+    spec = replica_spec(local_home, revision, prepared)
     return replace(
         spec,
-        id=f"{target.spec.name}-{LOCAL_REVISION}",
+        id=f"{revision.spec.name}-{LOCAL_REVISION}",
         run_dir="",
         sockets=("",),
         control_socket="",

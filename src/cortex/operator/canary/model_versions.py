@@ -157,7 +157,7 @@ class ModelVersions:
             return record.failure is not None
         known = self._trials.of(record)
         if known is None:
-            return record.serving.revision == record.revision
+            return record.serving.hash == record.revision
         if known[0].outcome is TrialOutcome.TRYING:
             return not {content_of(pin) for pin in pins_of(record.spec)} <= (
                 _contents(catalogue) | {content_of(pin) for pin in pins_of(record.serving.spec)}

@@ -95,7 +95,7 @@ def is_of_models(record: ApiRecord) -> bool:
     serving, pins = record.serving, pins_of(record.spec)
     if serving is None or not (pins and pins_of(serving.spec)):
         return False
-    return replace(serving, revision=record.revision, spec=with_pins(serving.spec, pins)) == record.target
+    return replace(serving, hash=record.revision, spec=with_pins(serving.spec, pins)) == record.target
 
 
 def _why(findings: Iterable[PropertyFinding], finding: Finding) -> str:
@@ -123,7 +123,7 @@ class Trials:
         config, serving = record.spec.update_strategy.canary, record.serving
         if config is None or record.spec.kind is not ApiKind.REALTIME:
             return None
-        if serving is None or serving.revision == record.revision:
+        if serving is None or serving.hash == record.revision:
             return None
         known = self._known.get(record.name)
         if known is None or not _is_about(record, known[0].revision, known[0].outcome, known[0].number):
@@ -204,7 +204,7 @@ class Trials:
         is_shadow = config is not None and config.shadow
         models = "; ".join(change.describe() for change in version_changes(serving.spec, record.spec))
         trial = Trial(
-            record.revision, record.number, serving.revision, record.live_number, is_shadow=is_shadow, models=models
+            record.revision, record.number, serving.hash, record.live_number, is_shadow=is_shadow, models=models
         )
         is_restart = serving.spec == record.spec and serving.project_hash == record.target.project_hash
         was_live = any(

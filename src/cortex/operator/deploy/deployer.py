@@ -28,7 +28,7 @@ from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.history import HistoryEntry
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 
 _OVERRIDE = "(override with --force)"
 #: Name of the file in diagnostics of a patch.
@@ -146,16 +146,16 @@ class Deployer:
             if only_from and record.revision != only_from:  # a deploy had the lock until now
                 raise ConflictError(f"{name} was deployed again")
             entry = _choose(record, self._store.history(name), number)
-            target = Target(entry.revision, entry.spec, entry.project_hash)
+            revision = Revision(entry.revision, entry.spec, entry.project_hash)
             label = _label(entry.spec)
-            if target == record.target:
+            if revision == record.target:
                 return DeployResult(name, f"{label} already has the files and configuration of revision {entry.number}")
-            if self._is_updating(record) and not force and target != record.serving:
+            if self._is_updating(record) and not force and revision != record.serving:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
             self._check_clashes(entry.spec)
             await self._restore_project(entry)
             result = DeployResult(name, f"rolling back {label} from revision {record.number} to {entry.number}")
-            change = ApiChange(target, entry.nonce, _spec_id(target))
+            change = ApiChange(revision, entry.nonce, _spec_id(revision))
             described = await self._describe([change], None, f"rollback to {entry.number}", by)
             return self._write([result], described, [])[0]
 
@@ -239,7 +239,7 @@ class Deployer:
             differences: tuple[str, ...] = ()
             if (record := self._store.get(change.target.spec.name)) is not None:
                 before, after = record.serving or record.target, change.target
-                old, new = (self._projects.path(target.project_hash) for target in (before, after))
+                old, new = (self._projects.path(revision.project_hash) for revision in (before, after))
                 new = old if new == old else folder or new
                 differences = await asyncio.to_thread(describe_changes, before.spec, after.spec, old, new)
             described.append(replace(change, action=action, by=by, differences=differences))
@@ -391,12 +391,12 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
 
 
 def _change(api: Api, project_hash: str, nonce: str) -> ApiChange:
-    target = Target(revision_of(api, project_hash, nonce), api, project_hash)
-    return ApiChange(target, nonce, _spec_id(target))
+    revision = Revision(revision_of(api, project_hash, nonce), api, project_hash)
+    return ApiChange(revision, nonce, _spec_id(revision))
 
 
-def _spec_id(target: Target) -> str:
-    return _digest({"revision": target.revision, "spec": target.spec.model_dump(mode="json")})
+def _spec_id(revision: Revision) -> str:
+    return _digest({"revision": revision.hash, "spec": revision.spec.model_dump(mode="json")})
 
 
 def _digest(parts: dict[str, Any]) -> str:

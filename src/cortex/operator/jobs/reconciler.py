@@ -57,7 +57,7 @@ from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
 from cortex.state.queries.apis import ApiStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 
 #: Maximum time between two passes while there is a job or worker: deadlines, retries and idle workers are checked.
@@ -99,8 +99,8 @@ class JobReconciler:
         self.workers = JobWorkers(engine, store, self.dispatcher, self.log.line, logger, clock)
         self._completion = JobCompletion(store, self.dispatcher, self.log, environ, logger)
         self._jobs: dict[str, JobRecord] = {}
-        self._targets: dict[str, Target] = {}
-        self._submitting: list[Target] = []
+        self._revisions: dict[str, Revision] = {}
+        self._submitting: list[Revision] = []
         self._uploads: set[str] = set()
         self._enqueuing: dict[str, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
@@ -114,22 +114,22 @@ class JobReconciler:
         """Request a pass. Call it after each change of jobs or workers."""
         self._awake.set()
 
-    def targets(self) -> list[Target]:
+    def revisions(self) -> list[Revision]:
         """Return the revisions that unfinished jobs need."""
-        targets = list(self._submitting)
+        revisions = list(self._submitting)
         for job in self._jobs.values():
             with suppress(ValueError):  # the next pass ends a job that can't be read
-                targets.append(self._target(job))
-        return targets
+                revisions.append(self._revision(job))
+        return revisions
 
     @contextmanager
-    def submitting(self, target: Target) -> Iterator[None]:
+    def submitting(self, revision: Revision) -> Iterator[None]:
         """Keep the revision of a job that is being stored. `add` the job before the end."""
-        self._submitting.append(target)
+        self._submitting.append(revision)
         try:
             yield
         finally:
-            self._submitting.remove(target)
+            self._submitting.remove(revision)
 
     @contextmanager
     def uploading(self, job: JobRecord) -> Iterator[None]:
@@ -237,14 +237,14 @@ class JobReconciler:
     async def _planned(self, job: JobRecord) -> PlannedJob | None:
         """Return a job for the plan; end the job if this version can't read it."""
         try:
-            target = self._target(job)
+            revision = self._revision(job)
         except ValueError as error:
             await self.end(job.id, JobStatus.UNEXPECTED_ERROR, f"its API can't be read by this version: {error}")
             return None
-        compute = worker_compute(target.spec)
+        compute = worker_compute(revision.spec)
         preparation = self._preparations.states().get((job.origin.api, job.origin.revision), Preparation())
         if preparation.stage is Stage.NEEDED and self._clock() >= preparation.hold_until:
-            self._preparations.begin(target)
+            self._preparations.begin(revision)
         waits_for = f"its environment can't be built: {preparation.failure.message}" if preparation.failure else ""
         return PlannedJob(job, compute, preparation.stage is Stage.DONE, waits_for, preparation.failures)
 
@@ -263,12 +263,12 @@ class JobReconciler:
             case SetMessage(job_id, message):
                 await self._store.write(set_message, job_id, message)
 
-    def _target(self, job: JobRecord) -> Target:
+    def _revision(self, job: JobRecord) -> Revision:
         """Return the revision that a job runs. Cached: parsing the spec in each pass would be expensive."""
-        if job.id not in self._targets:
+        if job.id not in self._revisions:
             spec = Api.read_stored(job.origin.spec)
-            self._targets[job.id] = Target(job.origin.revision, spec, job.origin.project_hash)
-        return self._targets[job.id]
+            self._revisions[job.id] = Revision(job.origin.revision, spec, job.origin.project_hash)
+        return self._revisions[job.id]
 
     def _assignment(self, job: JobRecord | None, worker: str) -> Assignment | None:
         """Return a worker's assignment to a job; None without a job, or if the job can't be read and will be ended."""
@@ -279,11 +279,11 @@ class JobReconciler:
             return None
 
     async def _start_worker(self, job: JobRecord) -> None:
-        target = self._target(job)
-        prepared = self._preparations.prepared(target)
+        revision = self._revision(job)
+        prepared = self._preparations.prepared(revision)
         if prepared is None:
             return
-        spec = worker_spec(self._home, target, prepared, job.id)
+        spec = worker_spec(self._home, revision, prepared, job.id)
         spec = replace(spec, jobs_token=self._worker_token(spec.id))
         await self.workers.assign(spec.id, job.id)  # before the start: every running worker is known
         self.dispatcher.assign(spec.id, job_assignment(job, spec.id, self._home))
@@ -294,7 +294,7 @@ class JobReconciler:
             await self.workers.forget(spec.id)
         except EngineError as error:
             await self.workers.forget(spec.id)
-            self._preparations.start_failed(target, error)
+            self._preparations.start_failed(revision, error)
             self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
 
     async def _enqueue(self, job: JobRecord) -> None:
@@ -308,7 +308,7 @@ class JobReconciler:
 
     def _enqueue_files(self, job: JobRecord, source: FilePathLister) -> None:
         """Cut a job's files into batches in the background; after a crash of the operator, start over."""
-        max_bytes = self._target(job).spec.networking.max_batch_size
+        max_bytes = self._revision(job).spec.networking.max_batch_size
 
         async def run() -> None:
             try:
@@ -337,7 +337,7 @@ class JobReconciler:
             if record is not None and not record.status.is_over:
                 continue  # it was added after `jobs` was read
             del self._jobs[job_id]
-            self._targets.pop(job_id, None)
+            self._revisions.pop(job_id, None)
             if task := self._enqueuing.pop(job_id, None):
                 task.cancel()
             self._completion.cancel(job_id)

@@ -22,7 +22,7 @@ from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.predictions import PredictionStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.tracker import (
     CLASSIFICATION,
@@ -120,12 +120,12 @@ class Tracking:
 
     def update(self, record: ApiRecord) -> None:
         """Compare the current window with the baseline, if it is complete."""
-        target, tracker = _served(record)
+        revision, tracker = _served(record)
         if tracker is None:
             return
         before = self._drift(record)
         if before is None:
-            before = self._first_drift(record.name, target, tracker)
+            before = self._first_drift(record.name, revision, tracker)
             self._store_drift(record.name, before)
         counts = categories(self._totals.of(record.name), tracker.model_type == CLASSIFICATION)
         settings = drift.DriftSettings(tracker.model_type == CLASSIFICATION, tracker.window, tracker.false_alarm_rate)
@@ -136,10 +136,10 @@ class Tracking:
 
     def describe(self, record: ApiRecord) -> Json | None:
         """Return the JSON for `cortex get API`; None for an API without a tracker."""
-        target, tracker = _served(record)
+        revision, tracker = _served(record)
         if tracker is None:
             return None
-        state = self._drift(record) or self._first_drift(record.name, target, tracker)
+        state = self._drift(record) or self._first_drift(record.name, revision, tracker)
         numbers = self._totals.of(record.name)
         counts = categories(numbers, tracker.model_type == CLASSIFICATION)
         pending = sum(max(0, count - state.mark.get(name, 0)) for name, count in counts.items())
@@ -183,27 +183,27 @@ class Tracking:
         state = drift.Drift.from_data(json.loads(data)) if data else None
         return state if state and state.model == _model(_served(record)[0]) else None
 
-    def _first_drift(self, api: str, target: Target, tracker: TrackerConfig) -> drift.Drift:
+    def _first_drift(self, api: str, revision: Revision, tracker: TrackerConfig) -> drift.Drift:
         """Return the state of a model before its first update.
 
         Its window begins with the predictions of its running replicas, which may have served for seconds. Without an
         earlier model, all predictions belong to it.
         """
-        baseline, problem = self._baseline(target, tracker)
+        baseline, problem = self._baseline(revision, tracker)
         mark: drift.Counts = {}
         if self._store.drift(api) is not None:
-            others = self._totals.of(api, without=target.revision)
+            others = self._totals.of(api, without=revision.hash)
             mark = categories(others, tracker.model_type == CLASSIFICATION)
-        return drift.begin(_model(target), mark, baseline, problem)
+        return drift.begin(_model(revision), mark, baseline, problem)
 
     def _store_drift(self, api: str, state: drift.Drift) -> None:
         self._store.set_drift(api, json.dumps(state.to_data()))
 
-    def _baseline(self, target: Target, tracker: TrackerConfig) -> tuple[drift.Counts, str]:
+    def _baseline(self, revision: Revision, tracker: TrackerConfig) -> tuple[drift.Counts, str]:
         """Return the baseline of the project and the problem with it; empty if there is none."""
         if not tracker.baseline:
             return {}, ""
-        file = self._home.projects_dir / target.project_hash / tracker.baseline
+        file = self._home.projects_dir / revision.project_hash / tracker.baseline
         try:
             return drift.parse_baseline(file.read_bytes(), tracker.model_type == CLASSIFICATION), ""
         except (OSError, InputError) as error:
@@ -225,16 +225,16 @@ def require_tracker(record: ApiRecord) -> TrackerConfig:
     return tracker
 
 
-def _served(record: ApiRecord) -> tuple[Target, TrackerConfig | None]:
-    target = record.serving or record.target
-    return target, target.spec.tracker
+def _served(record: ApiRecord) -> tuple[Revision, TrackerConfig | None]:
+    revision = record.serving or record.target
+    return revision, revision.spec.tracker
 
 
-def _model(target: Target) -> str:
+def _model(revision: Revision) -> str:
     """Return a hash that changes with the project, the handler's settings and the tracker, but not on refresh."""
-    spec = target.spec
+    spec = revision.spec
     tracker = spec.tracker.model_dump(mode="json") if spec.tracker else None
-    parts = [target.project_hash, spec.handler.model_dump(mode="json"), tracker]
+    parts = [revision.project_hash, spec.handler.model_dump(mode="json"), tracker]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -32,7 +32,7 @@ from types import MappingProxyType
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
 from cortex.state.queries.apis import ApiRecord
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
 
 
@@ -97,14 +97,14 @@ class Preparation:
 class Prepare:
     """Build the environment of a revision and fetch its model."""
 
-    target: Target
+    revision: Revision
 
 
 @dataclass(frozen=True)
 class Start:
     """Start one replica."""
 
-    target: Target
+    revision: Revision
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Retire:
 class Promote:
     """Record that a revision became ready."""
 
-    target: Target
+    revision: Revision
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,19 @@ RevisionKey = tuple[str, str]
 PreparationStates = Mapping[RevisionKey, Preparation]
 
 
-def wanted_replicas(record: ApiRecord, target: Target | None = None) -> int:
+def wanted_replicas(record: ApiRecord, revision: Revision | None = None) -> int:
     """Return the desired number of replicas of an API, or of `target` while its newest revision can't take over.
 
     A revision that never served, or that fails, gets at least one replica, to detect when it becomes ready. An API that
     runs jobs has none.
     """
-    spec = (target or record.target).spec
+    spec = (revision or record.target).spec
     if not spec.kind.has_replicas:
         return 0
     scaling = spec.autoscaling
     wanted = scaling.init_replicas if record.replicas is None else record.replicas
     wanted = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
-    return max(wanted, 1) if target is None and not is_proven(record) else wanted
+    return max(wanted, 1) if revision is None and not is_proven(record) else wanted
 
 
 def canary_replicas(wanted: int, percent: int) -> int:
@@ -244,13 +244,13 @@ class _ApiPlan:
 
     def _prepare_for_jobs(self) -> list[ReplicaAction]:
         """Prepare an API whose code runs only in job workers."""
-        target, preparation = self.record.target, self._preparation(self.record.target)
+        revision, preparation = self.record.target, self._preparation(self.record.target)
         if self.record.spec.kind is ApiKind.SPLITTER:  # has no code
             preparation = Preparation(Stage.DONE)
         if preparation.stage is Stage.NEEDED and self.now >= preparation.hold_until:
-            self.actions.append(Prepare(target))
+            self.actions.append(Prepare(revision))
         elif preparation.stage is Stage.DONE and not is_proven(self.record):
-            self.actions.append(Promote(target))
+            self.actions.append(Promote(revision))
         self.actions += [Retire(replica.spec.id) for replica in self.new + self.old]
         return self.actions
 
@@ -280,7 +280,7 @@ class _ApiPlan:
             self._retire(replica, self.new)
 
     def _retire_old(self) -> None:
-        served = self.record.serving.revision if self.record.serving else None
+        served = self.record.serving.hash if self.record.serving else None
         for replica in list(self.old):
             if replica.spec.revision != served and not replica.has_served:
                 self._retire(replica, self.old)  # superseded by a newer deploy before it served
@@ -305,7 +305,7 @@ class _ApiPlan:
     def _replace_lost_old(self) -> None:
         """Keep the previous revision at its full number while the newest one can't take over."""
         serving = self.record.serving
-        if serving is None or serving.revision == self.record.revision:
+        if serving is None or serving.hash == self.record.revision:
             return
         if any(replica.has_failed for replica in self.old):
             return
@@ -315,15 +315,15 @@ class _ApiPlan:
         proven = sum(replica.has_served for replica in self.new)
         self._start(serving, wanted - self._counted(proven) - len(self.old))
 
-    def _start(self, target: Target, count: int) -> None:
-        preparation = self._preparation(target)
+    def _start(self, revision: Revision, count: int) -> None:
+        preparation = self._preparation(revision)
         if count <= 0 or self.now < preparation.hold_until:
             return
         if preparation.stage is Stage.NEEDED:
-            self.actions.append(Prepare(target))
-        while count and preparation.stage is Stage.DONE and self.capacity.fits(target.spec.compute):
-            self.capacity = self.capacity.reserve(target.spec.compute)
-            self.actions.append(Start(target))
+            self.actions.append(Prepare(revision))
+        while count and preparation.stage is Stage.DONE and self.capacity.fits(revision.spec.compute):
+            self.capacity = self.capacity.reserve(revision.spec.compute)
+            self.actions.append(Start(revision))
             count -= 1
 
     def _retire(self, replica: Replica, group: list[Replica]) -> None:
@@ -365,10 +365,10 @@ class _ApiPlan:
             capacity = capacity.reserve(serving.spec.compute)
         return not capacity.fits(self.record.spec.compute)
 
-    def _previous(self) -> Target | None:
+    def _previous(self) -> Revision | None:
         """Return the revision that served before, if the newest one failed to take over."""
         serving = self.record.serving
-        is_other = serving is not None and serving.revision != self.record.revision
+        is_other = serving is not None and serving.hash != self.record.revision
         return serving if is_other and self.record.failure is not None else None
 
     def _lost_old(self) -> int:
@@ -387,8 +387,8 @@ class _ApiPlan:
         failed = self._preparation(self.record.target).failure is not None
         return failed or any(replica.has_failed for replica in self.new)
 
-    def _preparation(self, target: Target) -> Preparation:
-        return self.preparations.get((self.record.name, target.revision), Preparation())
+    def _preparation(self, revision: Revision) -> Preparation:
+        return self.preparations.get((self.record.name, revision.hash), Preparation())
 
     def _surge(self) -> int:
         """Return how many extra replicas an update may run."""

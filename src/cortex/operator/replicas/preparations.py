@@ -14,7 +14,7 @@ from cortex.engine.environment import Prepared
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import StartFailure
 
@@ -42,7 +42,7 @@ class Preparations:
 
     def __init__(
         self,
-        prepare: Callable[[Target], Awaitable[Prepared]],
+        prepare: Callable[[Revision], Awaitable[Prepared]],
         on_change: Callable[[], None],
         clock: Callable[[], float],
         logger: Logger,
@@ -55,27 +55,27 @@ class Preparations:
 
     def states(self) -> dict[RevisionKey, Preparation]:
         """Return the state of each revision."""
-        return {key: revision.state for key, revision in self._revisions.items()}
+        return {key: progress.state for key, progress in self._revisions.items()}
 
-    def prepared(self, target: Target) -> Prepared | None:
-        """Return the result of preparing `target`, or None if it is not prepared."""
-        revision = self._revisions.get(_key(target))
-        return revision.prepared if revision else None
+    def prepared(self, revision: Revision) -> Prepared | None:
+        """Return the result of preparing `revision`, or None if it is not prepared."""
+        progress = self._revisions.get(_key(revision))
+        return progress.prepared if progress else None
 
-    def begin(self, target: Target) -> None:
+    def begin(self, revision: Revision) -> None:
         """Start to prepare a revision in the background, unless it is prepared or in progress."""
-        revision = self._revision(_key(target))
-        if revision.state.stage is Stage.NEEDED:
-            revision.state = replace(revision.state, stage=Stage.RUNNING)
-            revision.task = asyncio.create_task(self._run(target, revision), name=f"prepare {target.spec.name}")
+        progress = self._revision(_key(revision))
+        if progress.state.stage is Stage.NEEDED:
+            progress.state = replace(progress.state, stage=Stage.RUNNING)
+            progress.task = asyncio.create_task(self._run(revision, progress), name=f"prepare {revision.spec.name}")
 
-    def start_failed(self, target: Target, error: Exception) -> None:
+    def start_failed(self, revision: Revision, error: Exception) -> None:
         """Record that a prepared replica could not be started: the revision is prepared again after a backoff."""
-        revision = self._revision(_key(target))
-        revision.attempts += 1
-        revision.prepared = None
-        revision.state = Preparation(
-            Stage.NEEDED, StartFailure(str(error)), self._clock() + _BACKOFF.delay_s(revision.attempts)
+        progress = self._revision(_key(revision))
+        progress.attempts += 1
+        progress.prepared = None
+        progress.state = Preparation(
+            Stage.NEEDED, StartFailure(str(error)), self._clock() + _BACKOFF.delay_s(progress.attempts)
         )
 
     def lost(self, key: RevisionKey, is_blameless: bool) -> None:
@@ -83,59 +83,59 @@ class Preparations:
 
         `is_blameless`: the revision is not the cause, because the replica was ready, or was lost with its node.
         """
-        revision, now = self._revision(key), self._clock()
-        elapsed = now - revision.lost_at
+        progress, now = self._revision(key), self._clock()
+        elapsed = now - progress.lost_at
         # Several ready replicas that end together, for example because memory ran out, are one loss.
-        if not is_blameless or not revision.losses or elapsed > _SAME_CAUSE_S:
-            revision.losses = revision.losses + 1 if elapsed < _LOSSES_FORGOTTEN_AFTER_S else 1
-            revision.lost_at = now
-        delay = _LOSS_BACKOFF.delay_s(revision.losses - 1) if revision.losses > 1 else 0.0
-        failure = revision.state.failure
+        if not is_blameless or not progress.losses or elapsed > _SAME_CAUSE_S:
+            progress.losses = progress.losses + 1 if elapsed < _LOSSES_FORGOTTEN_AFTER_S else 1
+            progress.lost_at = now
+        delay = _LOSS_BACKOFF.delay_s(progress.losses - 1) if progress.losses > 1 else 0.0
+        failure = progress.state.failure
         if not is_blameless:
             failure = StartFailure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
-        revision.state = replace(revision.state, failure=failure, hold_until=now + delay)
+        progress.state = replace(progress.state, failure=failure, hold_until=now + delay)
 
     def became_ready(self, key: RevisionKey) -> None:
         """Clear the failure of a revision."""
-        revision = self._revisions.get(key)
-        if revision and revision.state.failure:
-            revision.attempts = 0
-            revision.state = replace(revision.state, failure=None)
+        progress = self._revisions.get(key)
+        if progress and progress.state.failure:
+            progress.attempts = 0
+            progress.state = replace(progress.state, failure=None)
 
     def keep_only(self, keys: Collection[RevisionKey]) -> None:
         """Drop all other revisions and cancel their preparation."""
         for key in [key for key in self._revisions if key not in keys]:
-            revision = self._revisions.pop(key)
-            if revision.task:
-                revision.task.cancel()
+            progress = self._revisions.pop(key)
+            if progress.task:
+                progress.task.cancel()
 
     async def shutdown(self) -> None:
         """Cancel all preparation."""
-        tasks = [revision.task for revision in self._revisions.values() if revision.task]
+        tasks = [progress.task for progress in self._revisions.values() if progress.task]
         self.keep_only(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _revision(self, key: RevisionKey) -> _RevisionState:
         return self._revisions.setdefault(key, _RevisionState())
 
-    async def _run(self, target: Target, revision: _RevisionState) -> None:
-        revision.attempts += 1
+    async def _run(self, revision: Revision, progress: _RevisionState) -> None:
+        progress.attempts += 1
         try:
-            revision.prepared = await self._prepare(target)
-            revision.state = Preparation(Stage.DONE)
+            progress.prepared = await self._prepare(revision)
+            progress.state = Preparation(Stage.DONE)
         except CortexError as error:
-            self._fail(revision, error)
-            self._logger.warning("preparation failed", api=target.spec.name, error=error)
+            self._fail(progress, error)
+            self._logger.warning("preparation failed", api=revision.spec.name, error=error)
         except Exception as error:
-            self._fail(revision, error)
-            self._logger.error("preparation failed", exc_info=error, api=target.spec.name)
+            self._fail(progress, error)
+            self._logger.error("preparation failed", exc_info=error, api=revision.spec.name)
         self._on_change()
 
-    def _fail(self, revision: _RevisionState, error: Exception) -> None:
+    def _fail(self, progress: _RevisionState, error: Exception) -> None:
         failure = StartFailure(str(error) or type(error).__name__)
-        hold_until = self._clock() + _BACKOFF.delay_s(revision.attempts)
-        revision.state = Preparation(Stage.NEEDED, failure, hold_until, revision.attempts)
+        hold_until = self._clock() + _BACKOFF.delay_s(progress.attempts)
+        progress.state = Preparation(Stage.NEEDED, failure, hold_until, progress.attempts)
 
 
-def _key(target: Target) -> RevisionKey:
-    return target.spec.name, target.revision
+def _key(revision: Revision) -> RevisionKey:
+    return revision.spec.name, revision.hash

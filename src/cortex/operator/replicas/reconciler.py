@@ -50,7 +50,7 @@ from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_n
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
@@ -66,7 +66,7 @@ class Reconciler:
     """Starts, replaces and stops replicas until they match the desired APIs.
 
     Args:
-        job_targets: Returns the revisions that jobs still need, besides those of the APIs.
+        job_revisions: Returns the revisions that jobs still need, besides those of the APIs.
         keys: Returns the API keys that the gateway accepts.
         signatures: Stores the signatures that replicas and job workers report.
         gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
@@ -85,7 +85,7 @@ class Reconciler:
         gateway: Gateway,
         preparations: Preparations,
         async_apis: AsyncApis,
-        job_targets: Callable[[], Iterable[Target]],
+        job_revisions: Callable[[], Iterable[Revision]],
         keys: Callable[[], Iterable[ApiKey]],
         signatures: Signatures,
         logger: Logger,
@@ -103,7 +103,7 @@ class Reconciler:
         self._gateway = gateway
         self._preparations = preparations
         self._async_apis = async_apis
-        self._job_targets = job_targets
+        self._job_revisions = job_revisions
         self._keys = keys
         self._signatures = signatures
         self._logger = logger
@@ -288,23 +288,23 @@ class Reconciler:
 
     async def _apply(self, action: ReplicaAction) -> None:
         match action:
-            case Prepare(target):
-                self._preparations.begin(target)
-            case Start(target):
-                await self._start(target)
+            case Prepare(revision):
+                self._preparations.begin(revision)
+            case Start(revision):
+                await self._start(revision)
             case Retire(replica_id):
                 self._retiring[replica_id] = None  # routes first; `_drain_retired` does the rest
             case Configure(replica_id, limits):
                 await self._engine.configure(replica_id, limits)
-            case Promote(target):
-                if self._stored(partial(self._store.mark_serving, target.spec.name, target)):
-                    self._logger.info("revision is live", api=target.spec.name, revision=target.revision[:8])
+            case Promote(revision):
+                if self._stored(partial(self._store.mark_serving, revision.spec.name, revision)):
+                    self._logger.info("revision is live", api=revision.spec.name, revision=revision.hash[:8])
 
-    async def _start(self, target: Target) -> None:
-        prepared = self._preparations.prepared(target)
+    async def _start(self, revision: Revision) -> None:
+        prepared = self._preparations.prepared(revision)
         if prepared is None:
             return
-        spec = replica_spec(self._home, target, prepared)
+        spec = replica_spec(self._home, revision, prepared)
         start = self._async_apis.start if spec.kind == ApiKind.ASYNC else self._engine.start
         try:
             await start(spec)
@@ -313,7 +313,7 @@ class Reconciler:
         except ComputeUnavailableError:
             pass  # a replica that is being stopped still holds the devices; its end triggers the next pass
         except EngineError as error:
-            self._preparations.start_failed(target, error)
+            self._preparations.start_failed(revision, error)
             self._logger.error("replica could not be started", api=spec.api, error=error)
 
     def _record_failures(self, records: Sequence[ApiRecord]) -> None:
@@ -367,10 +367,10 @@ class Reconciler:
         await self._engine.stop(spec.id, spec.timeout_s)
 
     def _forget_unused(self, records: Sequence[ApiRecord]) -> None:
-        targets = [target for record in records for target in (record.target, record.serving) if target]
-        targets += self._job_targets()
-        self._preparations.keep_only({(target.spec.name, target.revision) for target in targets})
-        used = {target.project_hash for target in targets} | self._store.history_projects()
+        revisions = [revision for record in records for revision in (record.target, record.serving) if revision]
+        revisions += self._job_revisions()
+        self._preparations.keep_only({(revision.spec.name, revision.hash) for revision in revisions})
+        used = {revision.project_hash for revision in revisions} | self._store.history_projects()
         used |= {Path(spec.project_dir).name for spec, _ in self._engine.replicas().values()}
         if used != self._used_projects:
             self._used_projects = used

@@ -11,23 +11,23 @@ from cortex.config.values import fraction
 from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source, trusts_pickle
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec
 
 
-def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
+def replica_spec(home: Home, revision: Revision, prepared: Prepared) -> ReplicaSpec:
     """Return the spec of a new replica of `target`, with its own id and sockets."""
-    api = target.spec
+    api = revision.spec
     handler, unique = api.handler, secrets.token_hex(3)
-    replica_id = f"{api.name}-{target.revision[:8]}-{unique}"
+    replica_id = f"{api.name}-{revision.hash[:8]}-{unique}"
     sockets = home.sockets_dir / secrets.token_hex(5)  # short: the limit of socket paths is 104 characters
     processes, batching = handler.processes_per_replica, handler.server_side_batching
-    project_dir = home.projects_dir / target.project_hash
+    project_dir = home.projects_dir / revision.project_hash
     record = api.networking.record
     return ReplicaSpec(
         id=replica_id,
         api=api.name,
-        revision=target.revision,
+        revision=revision.hash,
         interface=handler.interface,
         project_dir=str(project_dir),
         path=handler.path or "",
@@ -80,15 +80,15 @@ def replica_spec(home: Home, target: Target, prepared: Prepared) -> ReplicaSpec:
         record_redact=tuple(record.redact or ()) if record else (),
         record_to=(record.to or str(home.recordings_dir)) if record else "",
         node_groups=tuple(api.compute.node_groups or ()),
-        setup=setup_of(target) if not prepared.python else None,
+        setup=setup_of(revision) if not prepared.python else None,
     )
 
 
-def worker_spec(home: Home, target: Target, prepared: Prepared, job_id: str) -> ReplicaSpec:
+def worker_spec(home: Home, revision: Revision, prepared: Prepared, job_id: str) -> ReplicaSpec:
     """Return the spec of a new job worker. The caller adds the token."""
-    spec = replica_spec(home, target, prepared)
+    spec = replica_spec(home, revision, prepared)
     log_path = home.logs_dir / spec.api / job_id / f"{spec.id}.log"
-    cpu = worker_compute(target.spec).cpu or 0.0
+    cpu = worker_compute(revision.spec).cpu or 0.0
     return replace(spec, cpu=cpu, jobs_socket=str(home.jobs_socket), log_path=str(log_path))
 
 

@@ -190,7 +190,7 @@ def _divided(
     """
     if percent is None or record.serving is None:
         return routed, None
-    old = [pair for pair in routed if pair[0].spec.revision == record.serving.revision]
+    old = [pair for pair in routed if pair[0].spec.revision == record.serving.hash]
     new = [pair for pair in routed if pair[0].spec.revision == record.revision]
     return (old, (percent, new)) if old and new else (old or new or routed, (0, []))
 

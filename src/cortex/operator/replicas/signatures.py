@@ -16,7 +16,7 @@ from cortex.predictor.checks.source_checks import class_routes
 from cortex.predictor.interface import GENERATIONS
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.queries.signatures import SignatureStore
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus
 
@@ -42,15 +42,15 @@ class Signatures:
             reported[status.id] = status.signature
         self._reported = reported
 
-    def of(self, target: Target) -> ApiSignature | None:
+    def of(self, revision: Revision) -> ApiSignature | None:
         """Return the signature of a revision; None if it is not known. Raises: DatabaseUnavailableError."""
-        key = _key(target)
+        key = _key(revision)
         text = self._known.get(key) or self._store.get(*key)
         return _parse(text) if text is not None else None
 
-    def in_memory(self, target: Target) -> ApiSignature | None:
+    def in_memory(self, revision: Revision) -> ApiSignature | None:
         """Return the signature of a revision of which a replica runs; None for others, and until it has reported it."""
-        text = self._known.get(_key(target))
+        text = self._known.get(_key(revision))
         return _parse(text) if text is not None else None
 
     def _store_one(self, status: ReplicaStatus) -> None:
@@ -79,43 +79,45 @@ class RoutedApis:
 
     def names(self, records: Iterable[ApiRecord]) -> frozenset[str]:
         """Return the names of those APIs of which the newest or the serving revision has routes."""
-        targets = [(record.name, target) for record in records for target in (record.target, record.serving) if target]
-        keys = {_key(target) for _, target in targets}
+        revisions = [
+            (record.name, revision) for record in records for revision in (record.target, record.serving) if revision
+        ]
+        keys = {_key(revision) for _, revision in revisions}
         self._reported = {key: value for key, value in self._reported.items() if key in keys}
         self._in_source = {key: value for key, value in self._in_source.items() if key in keys}
-        return frozenset(name for name, target in targets if self._has_routes(target))
+        return frozenset(name for name, revision in revisions if self._has_routes(revision))
 
-    def _has_routes(self, target: Target) -> bool:
-        spec, key = target.spec, _key(target)
+    def _has_routes(self, revision: Revision) -> bool:
+        spec, key = revision.spec, _key(revision)
         if spec.kind is not ApiKind.REALTIME or spec.handler.path is None or spec.is_application:
             return False
         if key in self._reported:
             return self._reported[key]
-        signature = self._signatures.in_memory(target)
+        signature = self._signatures.in_memory(revision)
         if signature is None and key not in self._in_source:
             with contextlib.suppress(DatabaseUnavailableError):  # replicas that run report it again
-                signature = self._signatures.of(target)
+                signature = self._signatures.of(revision)
         if signature is not None:
             self._reported[key] = bool(signature.routes)
             return self._reported[key]
         if key not in self._in_source:
-            self._in_source[key] = self._source_has_routes(target)
+            self._in_source[key] = self._source_has_routes(revision)
         return self._in_source[key]
 
-    def _source_has_routes(self, target: Target) -> bool:
-        handler = target.spec.handler
-        row = GENERATIONS.get((target.spec.kind, handler.interface, handler.type, handler.models is not None))
+    def _source_has_routes(self, revision: Revision) -> bool:
+        handler = revision.spec.handler
+        row = GENERATIONS.get((revision.spec.kind, handler.interface, handler.type, handler.models is not None))
         if row is None or not row.takes_routes or not row.class_name or handler.path is None:
             return False
         try:
-            text = (self._projects.path(target.project_hash) / handler.path).read_text(errors="replace")
+            text = (self._projects.path(revision.project_hash) / handler.path).read_text(errors="replace")
         except OSError:
             return False
         return bool(class_routes(text, row.class_name))
 
 
-def _key(target: Target) -> tuple[str, str]:
-    return target.spec.name, target.revision
+def _key(revision: Revision) -> tuple[str, str]:
+    return revision.spec.name, revision.hash
 
 
 def _parse(text: str) -> ApiSignature | None:

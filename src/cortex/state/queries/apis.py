@@ -22,7 +22,7 @@ from cortex.state.database import reading
 from cortex.state.postgresql import DEADLINE
 from cortex.state.queries import history
 from cortex.state.queries.history import HistoryEntry
-from cortex.state.revision import Target
+from cortex.state.revision import Revision
 from cortex.state.tables import api_history, api_versions, apis, serving_revisions
 
 #: Milliseconds from which an api_id counts down, so that the newest sorts first (the year 2286).
@@ -47,13 +47,13 @@ class ApiRecord:
     name: str
     kind: str
     deployment: str | None
-    target: Target  #: the newest revision
+    target: Revision  #: the newest revision
     nonce: str  #: part of the revision; `refresh` changes it
     spec_id: str
     api_id: str
     created_at: datetime
     updated_at: datetime
-    serving: Target | None = None  #: the last revision that became ready
+    serving: Revision | None = None  #: the last revision that became ready
     failure: StoredFailure | None = None
     replicas: int | None = None  #: desired number within the spec's bounds; None: that of a new API
     number: int = 0  #: of the newest entry of its history
@@ -67,7 +67,7 @@ class ApiRecord:
     @property
     def revision(self) -> str:
         """The newest revision."""
-        return self.target.revision
+        return self.target.hash
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ApiVersion:
 class ApiChange:
     """An API to create or to update."""
 
-    target: Target
+    target: Revision
     nonce: str
     spec_id: str
     action: str = "deploy"  #: what the history calls it
@@ -139,12 +139,12 @@ class ApiStore:
             for change in changes:
                 self._store(connection, change)
 
-    def mark_serving(self, name: str, target: Target) -> None:
+    def mark_serving(self, name: str, revision: Revision) -> None:
         """Record that `target` became ready and clear its failure; ignored if the API was deleted."""
         with self._writing() as connection:
             if connection.execute(select(apis.c.name).where(apis.c.name == name)).one_or_none() is None:
                 return
-            values = _target_values(target)
+            values = _revision_values(revision)
             matched = connection.execute(
                 update(serving_revisions).where(serving_revisions.c.api == name).values(**values)
             ).rowcount
@@ -152,10 +152,10 @@ class ApiStore:
                 connection.execute(insert(serving_revisions).values(api=name, **values))
             connection.execute(
                 update(apis)
-                .where(apis.c.name == name, apis.c.revision == target.revision)
+                .where(apis.c.name == name, apis.c.revision == revision.hash)
                 .values(failure_message=None, failure_traceback=None)
             )
-            history.mark_live(connection, name, target.revision, self._now().timestamp())
+            history.mark_live(connection, name, revision.hash, self._now().timestamp())
 
     def mark_failed(self, name: str, revision: str, failure: StoredFailure) -> None:
         """Record why `revision` can't become ready; ignored if there is a newer revision."""
@@ -199,10 +199,10 @@ class ApiStore:
         spec, now = change.target.spec, self._now()
         columns = select(apis.c.revision, apis.c.created_at)
         before = connection.execute(columns.where(apis.c.name == spec.name)).one_or_none()
-        api_id = f"{_time_id(now)}-{change.target.revision[:8]}-{change.spec_id[:8]}"
-        target = _target_values(change.target)
+        api_id = f"{_time_id(now)}-{change.target.hash[:8]}-{change.spec_id[:8]}"
+        revision = _revision_values(change.target)
         values: dict[str, Any] = {
-            **target,
+            **revision,
             "kind": spec.kind,
             "deployment": spec.deployment,
             "nonce": change.nonce,
@@ -213,19 +213,19 @@ class ApiStore:
         if before is None:
             connection.execute(insert(apis).values(name=spec.name, created_at=now.timestamp(), **values))
         else:
-            if before.revision != change.target.revision:
+            if before.revision != change.target.hash:
                 values |= {"failure_message": None, "failure_traceback": None}
             connection.execute(update(apis).where(apis.c.name == spec.name).values(**values))
         # Versions since the API's creation belong to it, also if the clock was set back since.
         deployed_at = now.timestamp() if before is None else max(now.timestamp(), before.created_at)
         connection.execute(insert(api_versions).values(api_id=api_id, api=spec.name, deployed_at=deployed_at))
         if change.is_restart:
-            history.restart(connection, spec.name, target, change.nonce, api_id)
+            history.restart(connection, spec.name, revision, change.nonce, api_id)
         else:
             history.append(
                 connection,
                 spec.name,
-                target,
+                revision,
                 nonce=change.nonce,
                 api_id=api_id,
                 action=change.action,
@@ -261,18 +261,18 @@ def _time_id(now: datetime) -> str:
     return f"{_TIME_ID_ORIGIN_MS - int(now.timestamp() * 1000):013x}{secrets.token_hex(2)}"
 
 
-def _target_values(target: Target) -> dict[str, str]:
-    spec = target.spec.model_dump_json()
+def _revision_values(revision: Revision) -> dict[str, str]:
+    spec = revision.spec.model_dump_json()
     # A spec that can't be read back would make every later read of all APIs fail.
     Api.read_stored(spec)
-    return {"revision": target.revision, "spec": spec, "project_hash": target.project_hash}
+    return {"revision": revision.hash, "spec": spec, "project_hash": revision.project_hash}
 
 
 def _record(row: Row[Any]) -> ApiRecord:
     serving = None
     if row.serving_revision is not None:
         spec = Api.read_stored(row.serving_spec)
-        serving = Target(row.serving_revision, spec, row.serving_project_hash)
+        serving = Revision(row.serving_revision, spec, row.serving_project_hash)
     failure = None
     if row.failure_message is not None:
         failure = StoredFailure(row.failure_message, row.failure_traceback or "")
@@ -280,7 +280,7 @@ def _record(row: Row[Any]) -> ApiRecord:
         name=row.name,
         kind=row.kind,
         deployment=row.deployment,
-        target=Target(row.revision, Api.read_stored(row.spec), row.project_hash),
+        target=Revision(row.revision, Api.read_stored(row.spec), row.project_hash),
         nonce=row.nonce,
         spec_id=row.spec_id,
         api_id=row.api_id,

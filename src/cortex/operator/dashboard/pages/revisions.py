@@ -24,7 +24,7 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_configuration(request: Request, api: str) -> Response:
         """Show the configuration of the newest revision, and of the serving one if it is another."""
         row, record = await api_row(services, api), services.api(api)
-        serving = record.serving if record.serving and record.serving.revision != record.revision else None
+        serving = record.serving if record.serving and record.serving.hash != record.revision else None
         return pages.page(
             request,
             "api_configuration.html",
