@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,21 +211,6 @@ def _node(made: Network, name: str, folder: Path, environ: dict[str, str], argum
 
 
 def start_all(nodes: Sequence[RayNode]) -> None:
-    """Start nodes in parallel."""
-    failures: list[BaseException] = []
-
-    def start(node: RayNode) -> None:
-        try:
-            node.start()
-        except BaseException as error:
-            failures.append(error)
-
-    for node in nodes:  # here: a machine dies with the thread that has made it
-        node.machine.start()
-    threads = [threading.Thread(target=start, args=(node,), daemon=True) for node in nodes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    """Start nodes one after another: a start takes seconds of CPU, and Ray's limit of 30 s for it has no setting."""
+    for node in nodes:
+        node.start()
