@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.models import memory_budget
 from cortex.models.memory_budget import SizeEstimator
 
 MIB = 1024 * 1024
@@ -66,13 +65,19 @@ def run(code: str) -> str:
 
 
 def test_resident_memory_grows_and_shrinks_with_what_is_allocated() -> None:
-    before = memory_budget.resident_bytes()
-    block = bytearray(b"x") * 50_000_000
-    grown = memory_budget.resident_bytes() - before
-    del block
+    # In a process of its own: the heap of this one may have room for the block, freed by earlier tests.
+    out = run("""
+        from cortex.models import memory_budget
+        before = memory_budget.resident_bytes()
+        block = bytearray(b"x") * 50_000_000
+        grown = memory_budget.resident_bytes() - before
+        del block
+        print(grown, memory_budget.resident_bytes() - before, memory_budget.peak_bytes() - before)
+    """)
+    grown, left, peak = map(int, out.split())
     assert 45_000_000 < grown < 60_000_000
-    assert memory_budget.resident_bytes() - before < 10_000_000
-    assert memory_budget.peak_bytes() >= before + grown - 1_000_000
+    assert left < 10_000_000
+    assert peak >= grown - 1_000_000
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
