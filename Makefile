@@ -3,7 +3,7 @@
 VENV := .venv
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
-WORKERS ?= 4
+WORKERS ?= 5
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-stop test-fast test test-long check bench dist docs site format clean
