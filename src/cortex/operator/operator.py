@@ -360,7 +360,7 @@ class Operator:
 
     def _api_revisions(self) -> list[Revision]:
         """Return the newest and the serving revision of every API."""
-        return [revision for record in self._apis.records() for revision in (record.target, record.serving) if revision]
+        return [revision for record in self._apis.records() for revision in record.revisions]
 
     def _needs_model_agent(self) -> bool:
         """Return True if an API or a running replica has models; in a cluster the agent lists them for the nodes."""

@@ -83,5 +83,5 @@ async def open_schedules(home: Home, clock: Clock) -> AsyncIterator[ScheduleHarn
         made.dispose()
 
 
-async def _reject_preparation(target: Revision) -> Prepared:
+async def _reject_preparation(revision: Revision) -> Prepared:
     raise AssertionError("no job starts in these tests")

@@ -28,7 +28,7 @@ _SAME_CAUSE_S = 0.5
 
 
 @dataclass
-class _RevisionState:
+class _Progress:
     state: Preparation = Preparation()
     prepared: Prepared | None = None
     task: asyncio.Task[None] | None = None
@@ -51,27 +51,27 @@ class Preparations:
         self._on_change = on_change
         self._clock = clock
         self._logger = logger
-        self._revisions: dict[RevisionKey, _RevisionState] = {}
+        self._progress: dict[RevisionKey, _Progress] = {}
 
     def states(self) -> dict[RevisionKey, Preparation]:
         """Return the state of each revision."""
-        return {key: progress.state for key, progress in self._revisions.items()}
+        return {key: progress.state for key, progress in self._progress.items()}
 
     def prepared(self, revision: Revision) -> Prepared | None:
         """Return the result of preparing `revision`, or None if it is not prepared."""
-        progress = self._revisions.get(_key(revision))
+        progress = self._progress.get(_key(revision))
         return progress.prepared if progress else None
 
     def begin(self, revision: Revision) -> None:
         """Start to prepare a revision in the background, unless it is prepared or in progress."""
-        progress = self._revision(_key(revision))
+        progress = self._progress_of(_key(revision))
         if progress.state.stage is Stage.NEEDED:
             progress.state = replace(progress.state, stage=Stage.RUNNING)
             progress.task = asyncio.create_task(self._run(revision, progress), name=f"prepare {revision.spec.name}")
 
     def start_failed(self, revision: Revision, error: Exception) -> None:
         """Record that a prepared replica could not be started: the revision is prepared again after a backoff."""
-        progress = self._revision(_key(revision))
+        progress = self._progress_of(_key(revision))
         progress.attempts += 1
         progress.prepared = None
         progress.state = Preparation(
@@ -83,7 +83,7 @@ class Preparations:
 
         `is_blameless`: the revision is not the cause, because the replica was ready, or was lost with its node.
         """
-        progress, now = self._revision(key), self._clock()
+        progress, now = self._progress_of(key), self._clock()
         elapsed = now - progress.lost_at
         # Several ready replicas that end together, for example because memory ran out, are one loss.
         if not is_blameless or not progress.losses or elapsed > _SAME_CAUSE_S:
@@ -97,28 +97,28 @@ class Preparations:
 
     def became_ready(self, key: RevisionKey) -> None:
         """Clear the failure of a revision."""
-        progress = self._revisions.get(key)
+        progress = self._progress.get(key)
         if progress and progress.state.failure:
             progress.attempts = 0
             progress.state = replace(progress.state, failure=None)
 
     def keep_only(self, keys: Collection[RevisionKey]) -> None:
         """Drop all other revisions and cancel their preparation."""
-        for key in [key for key in self._revisions if key not in keys]:
-            progress = self._revisions.pop(key)
+        for key in [key for key in self._progress if key not in keys]:
+            progress = self._progress.pop(key)
             if progress.task:
                 progress.task.cancel()
 
     async def shutdown(self) -> None:
         """Cancel all preparation."""
-        tasks = [progress.task for progress in self._revisions.values() if progress.task]
+        tasks = [progress.task for progress in self._progress.values() if progress.task]
         self.keep_only(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _revision(self, key: RevisionKey) -> _RevisionState:
-        return self._revisions.setdefault(key, _RevisionState())
+    def _progress_of(self, key: RevisionKey) -> _Progress:
+        return self._progress.setdefault(key, _Progress())
 
-    async def _run(self, revision: Revision, progress: _RevisionState) -> None:
+    async def _run(self, revision: Revision, progress: _Progress) -> None:
         progress.attempts += 1
         try:
             progress.prepared = await self._prepare(revision)
@@ -131,7 +131,7 @@ class Preparations:
             self._logger.error("preparation failed", exc_info=error, api=revision.spec.name)
         self._on_change()
 
-    def _fail(self, progress: _RevisionState, error: Exception) -> None:
+    def _fail(self, progress: _Progress, error: Exception) -> None:
         failure = StartFailure(str(error) or type(error).__name__)
         hold_until = self._clock() + _BACKOFF.delay_s(progress.attempts)
         progress.state = Preparation(Stage.NEEDED, failure, hold_until, progress.attempts)

@@ -367,7 +367,7 @@ class Reconciler:
         await self._engine.stop(spec.id, spec.timeout_s)
 
     def _forget_unused(self, records: Sequence[ApiRecord]) -> None:
-        revisions = [revision for record in records for revision in (record.target, record.serving) if revision]
+        revisions = [revision for record in records for revision in record.revisions]
         revisions += self._job_revisions()
         self._preparations.keep_only({(revision.spec.name, revision.hash) for revision in revisions})
         used = {revision.project_hash for revision in revisions} | self._store.history_projects()

@@ -79,9 +79,7 @@ class RoutedApis:
 
     def names(self, records: Iterable[ApiRecord]) -> frozenset[str]:
         """Return the names of those APIs of which the newest or the serving revision has routes."""
-        revisions = [
-            (record.name, revision) for record in records for revision in (record.target, record.serving) if revision
-        ]
+        revisions = [(record.name, revision) for record in records for revision in record.revisions]
         keys = {_key(revision) for _, revision in revisions}
         self._reported = {key: value for key, value in self._reported.items() if key in keys}
         self._in_source = {key: value for key, value in self._in_source.items() if key in keys}

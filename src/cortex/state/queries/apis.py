@@ -69,6 +69,11 @@ class ApiRecord:
         """The newest revision."""
         return self.target.hash
 
+    @property
+    def revisions(self) -> list[Revision]:
+        """The newest revision, and the one that serves, which may be the same; without it if none does."""
+        return [self.target] if self.serving is None else [self.target, self.serving]
+
 
 @dataclass(frozen=True)
 class ApiVersion:
