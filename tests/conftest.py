@@ -32,6 +32,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests with a thousand clients need more open files than the usual limit of an ordinary user, 1,024.
 allow_descriptors(8192)
 
+#: Projects of users, some with files that are no text.
+collect_ignore = ["fixtures"]
+
 #: Files of tests/cluster that need a Ray cluster.
 _ON_RAY = re.compile(r"(^|_)ray(_|$)")
 #: A test module that imports one of these starts processes, so that `make test-fast` leaves it out.

@@ -25,10 +25,10 @@ link loaded loader local location log main map mapping masking memory message me
 onnx openai output packaging parameter path pickle policy postgresql prediction preparations priority probe process
 progress protobuf protocol python query queue queueing ray reason record reload remote rendering replica report
 request requirement reservation retry route routed routing rpc rule run runner sample scaling schema secret security
-service serving session settings shape simulation sklearn socket source start state statistics status storage store
-stream streaming summary table task telemetry template tensor tensorflow terminal testing theory timing tls total
+service serving session settings shape simulation sklearn socket source spelling start state statistics status storage
+store stream streaming summary table task telemetry template tensor tensorflow terminal testing theory timing tls total
 traceback tracking traffic transport tree type unacknowledged upstream usage user validate validation value view
-violation watcher wire writer xgboost
+violation watcher wire writer wsgi xgboost
 """
 PLAIN = set(_PLAIN.split())
 

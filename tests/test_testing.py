@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cortex.testing
-from cortex.errors import ConfigError, InputError, UserError
+from cortex.errors import ConfigError, InputError, SubmissionError, UserError
 
 ROOT = Path(__file__).parent.parent
 
@@ -133,6 +133,31 @@ def test_async_methods_streams_and_tasks_after_the_response_run_to_their_end(tmp
         assert api.get().text == "ab"
 
 
+def test_a_stream_that_breaks_off_raises_what_was_sent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        CLASS
+        + """
+    def handle_post(self, payload):
+        yield "one\\n"
+        raise ValueError("two")
+
+    async def handle_get(self):
+        from starlette.responses import StreamingResponse
+        return StreamingResponse(self.items(), media_type="text/event-stream")
+
+    async def items(self):
+        yield "data: one\\n\\n"
+        raise ValueError("two")
+"""
+    )
+    with cortex.testing.load(write(tmp_path, code)) as api:
+        for call, sent in ((lambda: api.post({}), "one\n"), (api.get, "data: one\n\n")):
+            with pytest.raises(cortex.testing.IncompleteResponseError, match="broke off after") as caught:
+                call()
+            assert (caught.value.response.status, caught.value.response.text) == (200, sent)
+    assert capfd.readouterr().err.count("ValueError: two") == 2
+
+
 def test_a_test_with_an_event_loop_can_send_requests(tmp_path: Path) -> None:
     file = write(
         tmp_path,
@@ -226,6 +251,18 @@ def test_a_batch_job_runs_to_its_end(tmp_path: Path) -> None:
         assert outcome.errors == ["ValueError: a bad item"]
         with pytest.raises(InputError, match="use run_batch"):
             api.post({})
+
+
+def test_items_that_are_no_list_and_calls_of_a_closed_api_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, f"{CLASS}    def handle_batch(self, payload): return payload\n", kind="BatchAPI")
+    with cortex.testing.load(file) as api:
+        with pytest.raises(InputError, match="items: pass a list of items, not a dict"):
+            api.run_batch({"n": 1})  # type: ignore[arg-type]
+        with pytest.raises(SubmissionError, match="batch_size"):
+            api.run_batch([1], batch_size=0)
+    with pytest.raises(InputError, match=r"api is closed; call it before `close`"):
+        api.run_batch([1])
+    api.close()
 
 
 def test_a_task_and_a_workload_return_their_results(tmp_path: Path) -> None:

@@ -122,6 +122,11 @@ class Home:
     def _unique_name(self) -> str:
         return f"cortex-{os.getuid()}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:12]}"
 
+    @property
+    def operator_lock(self) -> Path:
+        """The file that the operator locks while it runs; it contains its pid."""
+        return self.run_dir / "operator.lock"
+
     def create(self) -> None:
         """Create every folder, private to its owner. Idempotent."""
         for folder in (

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from cortex.client.packaging import find_config
 from cortex.config.schema import Api
 from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
 from cortex.dev.local.project import LocalProject, call_in_thread, spec_for_this_process
-from cortex.errors import InputError
+from cortex.errors import CortexError, InputError, with_article
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
 from cortex.worker.spec import TEST_VARIABLE
@@ -43,7 +43,7 @@ from cortex.worker.spec import TEST_VARIABLE
 if TYPE_CHECKING:
     from cortex.dev.local.jobs import AsyncApi, JobsApi
 
-__all__ = ["JobOutcome", "LoadedApi", "Response", "WorkloadOutcome", "load"]
+__all__ = ["IncompleteResponseError", "JobOutcome", "LoadedApi", "Response", "WorkloadOutcome", "load"]
 
 _TIMEOUT_GRACE_S = 5.0
 
@@ -64,6 +64,14 @@ class Response:
     def json(self) -> Any:
         """Return the body parsed from JSON. Raises: ValueError."""
         return json_module.loads(self.body)
+
+
+class IncompleteResponseError(CortexError):
+    """The response broke off: user code raised an exception while it was streaming."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(f"the response broke off after {len(response.body)} bytes; the output shows the traceback")
+        self.response = response  #: what was sent until then
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,8 @@ class LoadedApi:
 
     def close(self) -> None:
         """Unload the models, and restore the environment variables and the imported modules."""
+        if self._loop.is_closed():
+            return
         with self._in_project():
             if isinstance(self._local, ApplicationApi):
                 stop = self._local.stop
@@ -223,7 +233,8 @@ class LoadedApi:
 
         `path` is below the endpoint, such as `/v2/models/iris/infer`; `json` is the body as JSON, `data` as it is, with
         its content type in `headers`; `params` are the query. An exception of user code is a response of status 500,
-        and its traceback is in the output. Raises: InputError for arguments that can't be sent.
+        and its traceback is in the output. Raises: InputError for arguments that can't be sent;
+        IncompleteResponseError for a stream that breaks off.
         """
         if not isinstance(self._local, RequestApi | ApplicationApi):
             raise InputError(f"{self.name} is of kind {self._api.kind}: use run_batch, run_task or run_async")
@@ -277,11 +288,11 @@ class LoadedApi:
         def call() -> None:
             try:
                 found.append(_send(ours, method, url, body, headers, self._timeout_s + _TIMEOUT_GRACE_S))
-                if isinstance(local, RequestApi):
-                    local.finish()
             except Exception as error:
                 errors.append(error)
             finally:
+                if isinstance(local, RequestApi) and not any(isinstance(each, TimeoutError) for each in errors):
+                    local.finish()
                 ours.close()
                 stop = local.runner.stop if isinstance(local, RequestApi) else self._loop.stop
                 self._loop.call_soon_threadsafe(stop)
@@ -306,9 +317,12 @@ class LoadedApi:
     ) -> JobOutcome:
         """Run a job of a BatchAPI to its end; by default, all items are one batch. `config` overrides the API's.
 
-        A batch that fails is not repeated. Raises: SubmissionError.
+        A batch that fails is not repeated. Raises: SubmissionError; InputError for items that are no list.
         """
-        item_list = {"items": list(items), "batch_size": batch_size or max(1, len(items))}
+        if isinstance(items, Mapping | str | bytes):
+            raise InputError(f"items: pass a list of items, not {with_article(type(items).__name__)}")
+        size = max(1, len(items)) if batch_size is None else batch_size
+        item_list = {"items": list(items), "batch_size": size}
         return self._run_job(ApiKind.BATCH, {"workers": 1, "item_list": item_list}, config)
 
     def run_task(self, config: Mapping[str, Any] | None = None) -> JobOutcome:
@@ -348,11 +362,14 @@ class LoadedApi:
 
     @contextlib.contextmanager
     def _in_project(self) -> Iterator[None]:
-        """Make the project the working directory, as in a replica."""
+        """Make the project the working directory, as in a replica. Raises: InputError once the API is closed."""
+        if self._loop.is_closed():
+            raise InputError(f"{self.name} is closed; call it before `close`, or inside the `with` statement")
         with contextlib.chdir(self._folder):
             yield
 
     def _leave(self) -> None:
+        call_in_thread(lambda: self._loop.run_until_complete(_cancel_others()))
         self._loop.close()
         os.environ.clear()
         os.environ.update(self._environ)
@@ -377,5 +394,17 @@ def _send(
 ) -> Response:
     connection = _TestConnection(sock, timeout_s)
     connection.request(method, url, body or None, dict(headers))
-    response = connection.getresponse()
-    return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    found = connection.getresponse()
+    headers = {name.lower(): value for name, value in found.getheaders()}
+    try:
+        return Response(found.status, headers, found.read())
+    except IncompleteRead as error:
+        raise IncompleteResponseError(Response(found.status, headers, error.partial)) from None
+
+
+async def _cancel_others() -> None:
+    """Cancel what still runs on the event loop, such as a stream that never ends: threads may wait for it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

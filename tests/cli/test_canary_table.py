@@ -21,8 +21,13 @@ CANARY = {
 }
 
 
-def notes(**changes: Any) -> list[str]:
-    return list(canary_notes({"spec": {"name": "iris"}, "canary": {**CANARY, **changes}}))
+READY = {"failure": None, "replica_counts": {"updated": {"ready": 1}}}
+STARTING = {"failure": None, "replica_counts": {"updated": {"ready": 0}}}
+FAILING = {**STARTING, "failure": {"message": "ValueError: bad weights", "traceback": ""}}
+
+
+def notes(status: dict[str, Any] = READY, **changes: Any) -> list[str]:
+    return list(canary_notes({"spec": {"name": "iris"}, "status": status, "canary": {**CANARY, **changes}}))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,17 @@ def notes(**changes: Any) -> list[str]:
 )
 def test_the_state_of_a_trial_is_one_sentence(changes: dict[str, Any], first: str) -> None:
     assert notes(**changes)[0] == first
+
+
+@pytest.mark.parametrize("changes", [{}, {"shadow": True, "percent": 0}, {"outcome": "held", "reason": "no decision"}])
+def test_a_revision_without_a_ready_replica_gets_no_requests(changes: dict[str, Any]) -> None:
+    assert notes(FAILING, **changes) == [
+        "canary:   revision 4 does not start and gets no requests; revision 3 answers",
+        "          `cortex rollback iris` ends the trial",
+    ]
+    assert notes(STARTING, **changes)[0] == "canary:   revision 4 is not ready and gets no requests; revision 3 answers"
+    partly = {**FAILING, **READY, "failure": FAILING["failure"]}
+    assert " gets no requests" not in notes(partly, **changes)[0]
 
 
 def test_a_promoted_revision_and_an_api_without_a_canary_have_no_note() -> None:

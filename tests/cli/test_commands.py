@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.command_line import CORTEX, cortex, environ, interrupted
 from harness.installations.installation import Installation, installation, write_project
 from harness.ports import free_port
 from harness.wait import has_ended, wait_until
@@ -161,7 +161,7 @@ def test_deploy_of_code_that_cannot_start_shows_the_users_traceback(running: Ins
 
 
 def test_every_report_of_a_failure_contains_its_fix_once(running: Installation, tmp_path: Path) -> None:
-    hint = "add nosuchpackage to requirements.txt"
+    hint = "add nosuchpackage to requirements.txt, or nosuchpackage.py to the project"
     error = "ModuleNotFoundError: No module named 'nosuchpackage'"
 
     done = cortex(running.home, "deploy", project(tmp_path / "a", "lacks-package", "import nosuchpackage\n" + SOURCE))
@@ -281,7 +281,9 @@ def test_history_and_rollback(running: Installation, tmp_path: Path) -> None:
     assert deployed.stdout.splitlines()[:2] == ["updating returned (RealtimeAPI)", "  files changed: handler.py"]
     broken = project(tmp_path, "returned", SOURCE.replace("print(", "raise ValueError(", 1))
     assert cortex(running.home, "deploy", broken).returncode == 1
-    assert "revision: 3 (revision 2 was live last)" in cortex(running.home, "get", "returned").stdout
+    shown = cortex(running.home, "get", "returned").stdout
+    assert "revision: 3 (revision 2 is live)" in shown
+    assert "the previous version still serves requests" in shown
 
     cancelled = cortex(running.home, "rollback", "returned")
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
@@ -333,8 +335,7 @@ def test_logs_follow_until_interrupted(running: Installation, tmp_path: Path) ->
         running.post("/followed", {"question": "new"})
         assert b"asked for {'question': 'new'}" in process.stdout.readline()
     finally:
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = interrupted(process)
     assert (process.returncode, err) == (130, b"")
 
 
@@ -376,6 +377,17 @@ def test_check_warns_of_annotations_that_replicas_cannot_resolve(tmp_path: Path)
 
     assert checked.returncode == 0
     assert f'warning: {file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
+
+
+def test_check_names_a_byte_of_a_comment_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", "typed")
+    (file,) = folder.glob("*.py")
+    text = "class Handler:\n    def __init__(self, config): ...  # caf\u00e9\n    def handle_post(self, payload): ...\n"
+    file.write_bytes(text.encode("latin-1"))
+
+    checked = cortex(tmp_path / "home", "check", folder)
+
+    assert f"{file}:2:43: is not UTF-8 text (byte 0xe9)" in checked.stderr  # not every Python refuses it
 
 
 def test_check_with_a_sample_names_threads_that_do_not_survive_the_fork_of_preload(tmp_path: Path) -> None:

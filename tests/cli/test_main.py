@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import socket
 import stat
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cortex import __version__
 from cortex.cli.main import COMMANDS, command_parser, main
-from harness.installations.command_line import CORTEX, cortex, environ
+from harness.installations.command_line import CORTEX, cortex, environ, interrupted
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, write_project
 from harness.installations.terminal import on_terminal
 from harness.wait import wait_until
@@ -202,15 +200,6 @@ def test_output_to_a_full_disk_is_one_line_of_error(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", command], env=buffered, capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stderr) == (1, "error: the output can't be written: No space left on device\n")
-
-
-def interrupted(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Interrupt until the process ends: Python misses a signal between its last check and the system call."""
-    for _ in range(5):
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=10)
-    raise AssertionError("five interrupts did not end it")
 
 
 def test_an_interrupt_is_silent_and_exits_with_130(tmp_path: Path) -> None:

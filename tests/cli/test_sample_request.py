@@ -102,6 +102,12 @@ def test_routes_are_listed_and_the_sample_is_sent_only_if_a_method_answers_it(tm
     assert hint(tmp_path, f"import cortex\nclass Handler:\n{many}")[9:] == [f"GET {URL}/9", "and 2 more routes"]
 
 
+def test_a_class_that_answers_only_the_open_inference_protocol_is_called_by_it(tmp_path: Path) -> None:
+    tensors = "class Handler:\n def handle_v2(self, inputs): ..."
+    assert hint(tmp_path, tensors, ("sample.json",)) == [f"POST {URL}/v2/models/iris/infer"]
+    assert hint(tmp_path, f"{tensors}\n def handle_get(self): ...") == [f"curl {URL}"]
+
+
 @pytest.mark.parametrize(
     "handler",
     [

@@ -18,6 +18,7 @@ from cortex.client.client import call_api
 from cortex.errors import ConfigError, InputError, NotFoundError, UserError
 from harness.installations.deployed import BatchPredictor, Once, PythonPredictor, Times, TimesAll
 from harness.installations.installation import Installation, installation, write_project
+from harness.wait import wait_until
 
 SPEC: dict[str, Any] = {"name": "sdk", "kind": "RealtimeAPI", "handler": {"type": "python", "path": "handler.py"}}
 ECHO = """\
@@ -229,6 +230,8 @@ def test_classes_of_other_kinds_and_splitters_are_deployed(client: Client) -> No
 
 def test_a_function_of_a_script_is_deployed_as_a_task(running: Installation, tmp_path: Path) -> None:
     script = """
+    import time
+
     import cortex
 
     STEPS = 3
@@ -240,7 +243,9 @@ def test_a_function_of_a_script_is_deployed_as_a_task(running: Installation, tmp
     client.create_api({"name": "trainer", "kind": "TaskAPI"}, task=train)
     job = client.submit_job("trainer", {"config": {"model": "iris"}})["job_id"]
     assert client.wait_job("trainer", job)["job_status"]["status"] == "succeeded"
-    print([line for line in client.job_logs("trainer", job) if "trained 3 iris" in line] != [])
+    while not any("trained 3 iris" in line for line in client.job_logs("trainer", job)):
+        time.sleep(0.1)  # a line may be written after the job has ended
+    print(True)
     client.delete("trainer")
     """
     file = tmp_path / "train_it.py"
@@ -259,7 +264,8 @@ def test_environments_are_created_listed_and_deleted(client: Client, running: In
     token = (running.home / "token").read_text().strip()
 
     assert cortex.new_client("there", url, token).operator_status()["operator"]["url"] == url
-    assert cortex.client("there").list_apis() == client.list_apis()
+    # What is told of an API may have changed in between, such as the counts of its replicas.
+    wait_until(lambda: cortex.client("there").list_apis() == client.list_apis())
     assert [item["name"] for item in cortex.env_list()] == ["local", "there"]
     cortex.env_delete("there")
     with pytest.raises(NotFoundError):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -309,8 +310,20 @@ def test_a_wait_ends_with_the_job(server: Server, client: Client) -> None:
     assert client.wait_job("sum", "7f00")["job_status"]["status"] == "completed_with_failures"
 
 
-def test_a_wait_ends_at_its_timeout(server: Server, client: Client) -> None:
+def test_a_wait_ends_at_its_timeout(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        """Only pauses take time: a request may take long on a loaded machine."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
     answers(server, {"job_status": {"status": "running"}})
+    monkeypatch.setattr(sys.modules[item_blocks.__module__], "time", Clock())
 
     assert client.wait_job("sum", "7f00", timeout_s=0.2)["job_status"]["status"] == "running"
     assert len(server.requests) > 1

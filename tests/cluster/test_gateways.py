@@ -224,8 +224,8 @@ async def test_totals_never_decrease(home: Home, nodes: list[LocalNode]) -> None
             await asyncio.to_thread(nodes[1].stop_all)
             for name in ("counts-id", "counters.json"):
                 (nodes[1].home.run_dir / "gateway" / name).unlink()
+            await until(lambda: operator.reasons()[nodes[1].host])  # as long as no agent runs there
             await asyncio.to_thread(nodes[1].start)
-            await until(lambda: operator.reasons()[nodes[1].host])
             await operator.all_serve()
             assert await total(operator, "one") == 5
             assert await answers(made, nodes[1], "one") == 200

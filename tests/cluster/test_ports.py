@@ -55,15 +55,13 @@ def answer(address: tuple[str, int], data: bytes) -> bytes:
     """Send data and return all that comes back until the other side closes, or waits for more."""
     with socket.create_connection(address, 10) as sock:
         sock.settimeout(1 if not data else 10)
-        sock.sendall(data)
-        if data:
-            sock.shutdown(socket.SHUT_WR)
         received = b""
-        try:
+        with contextlib.suppress(OSError):  # it waits for more, or has reset the connection, maybe before we were done
+            sock.sendall(data)
+            if data:
+                sock.shutdown(socket.SHUT_WR)
             while chunk := sock.recv(65536):
                 received += chunk
-        except (TimeoutError, ConnectionResetError):
-            pass
         return received
 
 

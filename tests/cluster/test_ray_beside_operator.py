@@ -12,6 +12,7 @@ from cortex.home import Home
 from harness.cluster.cluster_installation import OnRay, installed
 from harness.cluster.ray_cluster import RayCluster
 from harness.installations.installation import write_project
+from harness.wait import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -51,7 +52,7 @@ def test_replicas_beside_the_operator_are_reached_by_their_unix_sockets(cluster:
         told = on_ray.cortex.cortex("status").stdout
         assert "3 nodes in use" in told
         assert all(host in told for host in hosts)
-        found = addresses(on_ray)
+        found = wait_until(lambda: len(each := addresses(on_ray)) == 3 and each) or []  # the gateway follows
         assert found[-1] == "unix"
         assert [each.rpartition(":")[0] for each in found[:-1]] == sorted(node.host for node in cluster.nodes[1:])
         answers = [on_ray.cortex.post("/where", {}) for _ in range(30)]

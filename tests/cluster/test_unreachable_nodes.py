@@ -50,7 +50,8 @@ def kill_replica(supervisor_pid: int) -> None:
     supervisor = psutil.Process(supervisor_pid)
     every = [supervisor, *supervisor.children(recursive=True)]
     for process in every:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # workers end with their supervisor
+            process.kill()
     psutil.wait_procs(every)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,15 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("compute", "min_replicas", 'move it to "autoscaling.min_replicas"'),
         ("autoscaling", "workers_per_replica", 'move it to "handler.processes_per_replica"'),
         ("autoscaling", "windows", 'did you mean "window"?'),
+        ("autoscaling", "min", 'write "min_replicas"'),
+        ("autoscaling", "num_replicas", 'write "min_replicas"'),
+        ("", "maxReplicas", 'move it to "autoscaling.max_replicas"'),
+        ("", "containerConcurrency", 'move it to "autoscaling.max_replica_concurrency"'),
+        ("", "workers", 'move it to "handler.processes_per_replica"'),
+        ("", "resources", 'move what is in it to "compute"'),
+        ("compute", "limits", 'move what is in it to "compute"'),
+        ("compute", "memory", 'write "mem"'),
+        ("compute", "num_cpus", 'write "cpu"'),
         ("networking", "port",
          "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, "
          "sticky, websocket_idle_timeout, cors, record"),
@@ -327,3 +337,44 @@ def test_reads_a_misspelt_section_as_the_intended_one(tmp_path: Path) -> None:
         '3:3: a.predicter: key "predicter" is not supported',
         '5:11: a.predicter.path: "nothing.py": file does not exist',
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "    path: handler.py\n    num_replicas: 2\n  autoscaling: {num_replicas: 2, minReplicas: 1}\n",
+            [
+                '6:5: a.handler.num_replicas: key "num_replicas" is not supported '
+                '(move it to "autoscaling.min_replicas")',
+                '7:17: a.autoscaling.num_replicas: key "num_replicas" is not supported '
+                '(remove it: it duplicates "handler.num_replicas")',
+                '7:34: a.autoscaling.minReplicas: key "minReplicas" is not supported '
+                '(remove it: it duplicates "handler.num_replicas")',
+            ],
+        ),
+        (
+            "    path: handler.py\n  compute: {gpus: 1, gpu: 1}\n",
+            ['6:13: a.compute.gpus: key "gpus" is not supported (remove it: it duplicates "compute.gpu")'],
+        ),
+        (
+            "    path: handler.py\n  path: handler.py\n  networkings: {timeout: 1s}\n  networking: {timeout: 1s}\n",
+            [
+                '6:3: a.path: key "path" is not supported (remove it: it duplicates "handler.path")',
+                '7:3: a.networkings: key "networkings" is not supported (did you mean "networking"?)',
+            ],
+        ),
+        (
+            "    import_path: handler:Handler\n",
+            [
+                '3:3: a.handler.path: must be defined (write "path: handler.py")',
+                '5:5: a.handler.import_path: key "import_path" is not supported (remove it; supported keys: type, …)',
+            ],
+        ),
+    ],
+    ids=["keys for one field", "the right key", "a section", "a key without a counterpart"],
+)  # fmt: skip
+def test_one_mistake_in_a_key_is_one_message(keys: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "handler.py").touch()
+    found = examine_text(tmp_path, "- name: a\n  kind: RealtimeAPI\n  handler:\n    type: python\n" + keys)
+    assert [re.sub("(type), .*", r"\1, …)", str(p)).removeprefix("cortex.yaml:") for p in found.problems] == expected

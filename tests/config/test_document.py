@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.config.document import MAX_SIZE_BYTES, Document, Node, parse
 from cortex.errors import ConfigError, Diagnostic
+
+ROOT = Path(__file__).parents[2]
 
 
 def read(text: str) -> Document:
@@ -112,6 +117,10 @@ def test_an_item_that_is_not_a_map_does_not_affect_the_others() -> None:
         ("- a: b: c\n", (1, 7), 'a second ": " is not allowed here'),
         ("- a 1\n  b: 2\n", (1, 3), 'a ":" is missing after the key'),
         ("- a: 1\n   b: 2\n", (2, 4), "the indentation does not match the lines above"),
+        ("- a:1\n  b: 2\n", (1, 5), "a space is missing after the colon"),
+        ("- a: 1\n  b:2\n  c: 3\n", (2, 5), "a space is missing after the colon"),
+        ("- a: 1\n  b:2 # c: 3\n", (2, 5), "a space is missing after the colon"),
+        ("- a: 1\n  http://b\n  c: 3\n", (3, 3), 'a ":" is missing after the key'),
         ("- a: 'x\n  b: 1\n\n", (1, 6), "a quote is never closed"),
         ("- a: [1, 2\n", (1, 6), 'a list opened with "[" is not closed properly'),
         ("- a: {b: 1\n", (1, 6), 'a map opened with "{" is not closed properly'),
@@ -132,8 +141,35 @@ def test_invalid_yaml_is_one_mistake_with_its_position(text: str, place: tuple[i
     assert ((diagnostic.line, diagnostic.column), diagnostic.message) == (place, message)
 
 
-def test_names_a_manifest_of_kubernetes_as_such() -> None:
-    assert refusal("apiVersion: v1\nkind: Pod\n").fix == "this is a manifest of Kubernetes; pass a cortex.yaml"
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("apiVersion: v1\nkind: Pod\n", "this is a manifest of Kubernetes; pass a cortex.yaml"),
+        (
+            "service: s:Iris\ninclude: ['*.py']\n",
+            "this is a bentofile.yaml; write a cortex.yaml, as docs/coming-from/bentoml.md shows",
+        ),
+        (
+            "python:\n  packages: [torch]\n",
+            "this is a bentofile.yaml; write a cortex.yaml, as docs/coming-from/bentoml.md shows",
+        ),
+        (
+            "applications:\n- name: a\n",
+            "this is a configuration of Ray Serve; write a cortex.yaml, as docs/coming-from/ray-serve.md shows",
+        ),
+        (
+            "import_path: a:b\n",
+            "this is a configuration of Ray Serve; write a cortex.yaml, as docs/coming-from/ray-serve.md shows",
+        ),
+        ("apis:\n- name: a\n", 'remove "apis:": the file is a list of APIs'),
+        ("name: a\napis:\n- name: b\n", 'put "- " before the first key and indent the others'),
+        ("name: a\nkind: RealtimeAPI\npython: 3\n", 'put "- " before the first key and indent the others'),
+        ("? [a]\n: b\n", 'put "- " before the first key and indent the others'),
+    ],
+)
+def test_a_map_is_recognised_by_its_keys(text: str, fix: str) -> None:
+    assert refusal(text).fix == fix
+    assert all((ROOT / page).is_file() for page in re.findall(r"docs/\S+", fix))
 
 
 def test_suggests_that_plain_text_is_not_a_configuration_file() -> None:

@@ -35,6 +35,12 @@ def test_reports_a_mistake_with_line_message_and_fix(name: str, tmp_path: Path) 
     assert raised.value.exit_code == 2
 
 
+def test_a_script_may_write_the_files_that_requirements_include(tmp_path: Path) -> None:
+    folder = copy_project("src-97-requirements-of-absent-files", tmp_path / "project")
+    (folder / "dependencies.sh").write_text("pip-compile pyproject.toml -o bass.txt\n")
+    diagnose(folder / "cortex.yaml", "cortex.yaml")
+
+
 def copy_project(name: str, folder: Path) -> Path:
     """Copy a project of the corpus, and complete it with the usual files that its configuration names."""
     shutil.copytree(CORPUS / name, folder)

@@ -339,3 +339,14 @@ def test_a_very_long_name_is_a_mistake_like_any_other(tmp_path: Path) -> None:
     api = "- kind: api\n  name: a\n  predictor: {type: python, path: handler.py}\n"
     found = lines_of(examine_text(tmp_path, f"- kind: deployment\n  name: {'a' * 5000}\n{api}"))[0]
     assert found.endswith("name: is too long (5000 characters)")
+
+
+@pytest.mark.parametrize(
+    ("type_", "needs_path"),
+    [("sklearn", False), ("vllm", False), ("onxx", False), ("FastAPI", True), ("torch", True), ("perl", True)],
+)
+def test_a_path_is_missing_only_if_the_meant_type_needs_one(type_: str, needs_path: bool, tmp_path: Path) -> None:
+    text = f"- name: a\n  kind: RealtimeAPI\n  handler:\n    type: {type_}\n    storageUri: s3://b/m\n"
+    fields = {problem.path for problem in examine_text(tmp_path, text).problems}
+    path = {"a.handler.path"} if needs_path else set()
+    assert fields == {"a.handler.type", "a.handler.storageUri", *path}

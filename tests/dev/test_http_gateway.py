@@ -135,6 +135,15 @@ def test_chunked_bodies_streams_and_several_requests_on_a_connection(upstream: U
     assert [each.status for each in logged] == [200, 200, 200]
 
 
+@pytest.mark.parametrize("header", [b"", b"connection: keep-alive\r\n"])
+def test_a_stream_to_a_client_of_http_1_0_has_no_chunks(header: bytes, upstream: Upstream) -> None:
+    response, logged = run(upstream, b"GET /one HTTP/1.0\r\n" + header + b"\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"0 1 2 "
+    assert [each.status for each in logged] == [200]
+
+
 @pytest.mark.parametrize(
     ("request_line", "status", "text"),
     [
@@ -235,7 +244,14 @@ def test_requests_before_the_first_api_is_known_get_503() -> None:
     assert response.startswith(b"HTTP/1.1 503") and b"cortex dev is starting" in response
 
 
-def test_a_process_that_ends_before_it_answers_is_reported() -> None:
+@pytest.mark.parametrize(
+    ("exit_reason", "status", "message"),
+    [
+        ("exited with code 3", 500, "the process that handled this request died: exited with code 3"),
+        ("", 502, "the process of the API closed the connection before it answered"),
+    ],
+)
+def test_a_connection_that_ends_before_an_answer_is_reported(exit_reason: str, status: int, message: str) -> None:
     class Dead:
         api = Api.model_validate({"name": "one", "kind": "RealtimeAPI", "networking": {}})
         signature, has_routes = "", False
@@ -245,14 +261,15 @@ def test_a_process_that_ends_before_it_answers_is_reported() -> None:
             theirs.close()
             return ours
 
+        async def exit_reason(self, connection: socket.socket) -> str:
+            return exit_reason
+
         def disconnect(self, connection: socket.socket) -> None:
             pass
 
     response, logged = run(Dead(), b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST)
-    assert response.startswith(b"HTTP/1.1 502")
-    assert [(each.status, each.reason) for each in logged] == [
-        (502, "the process of the API ended, or closed the connection, before it answered")
-    ]
+    assert response.startswith(b"HTTP/1.1 %d" % status) and message.encode() in response
+    assert [(each.status, each.reason) for each in logged] == [(status, message)]
 
 
 def test_the_api_of_a_splitter_is_drawn_by_weight(upstream: Upstream) -> None:

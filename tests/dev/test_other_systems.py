@@ -79,6 +79,13 @@ def test_applications_jobs_and_models_are_tested(tmp_path: Path) -> None:
     assert run(["-c", code], tmp_path).split() == ["1", "3", "4"]
 
 
+def edit(file: Path, old: str, new: str) -> None:
+    """Change a file at once: a watcher must not find it empty in between."""
+    changed = file.with_name("changed")
+    changed.write_text(file.read_text().replace(old, new))
+    changed.replace(file)
+
+
 def test_a_project_is_served_and_reloaded(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
@@ -90,10 +97,10 @@ def test_a_project_is_served_and_reloaded(tmp_path: Path) -> None:
     with DevTerminal(folder, environ={"PYTHONPATH": str(IMITATION)}) as terminal:
         url = f"{terminal.url}/one"
         assert json.load(urllib.request.urlopen(url)) == {"x": 1}
-        (folder / "one.py").write_text((folder / "one.py").read_text().replace("{'x'", "{'y'"))
+        edit(folder / "one.py", "{'x'", "{'y'")
         terminal.expect("swapped Handler.handle_get()")
         assert json.load(urllib.request.urlopen(url)) == {"y": 1}
-        (folder / "one.py").write_text((folder / "one.py").read_text().replace("= 1", "= 2"))
+        edit(folder / "one.py", "= 1", "= 2")
         terminal.expect("new process (")
         assert json.load(urllib.request.urlopen(url)) == {"y": 2}
         assert terminal.interrupt() == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cortex.testing
+from cortex.dev.local.jobs import AsyncApi
 from cortex.dev.local.project import LocalProject
 from cortex.dev.sample_request import curl_command, sample_body
 from cortex.payloads.signature import ApiSignature
@@ -72,8 +73,18 @@ def test_the_payload_is_of_the_type_that_the_method_annotates(tmp_path: Path) ->
         assert isinstance(signature, ApiSignature)
         words = shlex.split(curl_command(api, URL, signature.to_json().decode(), tmp_path))
         payload = json.loads(words[-1])
-        assert payload == {"x": 1, "tags": []}
+        assert payload == {"x": 1, "tags": ["text"]}
         assert loaded.post(payload).json() == 1
+
+
+def test_the_payload_of_an_async_api_is_of_the_annotated_type(tmp_path: Path) -> None:
+    code = f"{CLASS}    def handle_async(self, payload: list[int]): return sum(payload)\n"
+    command(tmp_path, code, "AsyncAPI")
+    (api,) = LocalProject.read(tmp_path / "cortex.yaml", {}).diagnosis.apis
+    with cortex.testing.load(tmp_path) as loaded:
+        local = loaded._local
+        assert isinstance(local, AsyncApi)
+        assert curl_command(api, URL, local.signature.to_json().decode(), tmp_path) == f"curl {URL} {JSON} -d '[1]'"
 
 
 def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -> None:
@@ -90,6 +101,18 @@ def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -
         assert isinstance(signature, ApiSignature)
         found = curl_command(api, URL, signature.to_json().decode(), tmp_path)
     assert found == f'curl -X PUT {URL}/points/1/text {JSON} -d \'{{"x": 1, "tags": ["text"]}}\''
+
+
+def test_a_class_that_answers_only_the_open_inference_protocol_is_called_by_it(tmp_path: Path) -> None:
+    command(tmp_path, f"{CLASS}    def handle_v2(self, inputs): return {{'y': inputs['x'] * 2}}\n")
+    (api,) = LocalProject.read(tmp_path / "cortex.yaml", {}).diagnosis.apis
+    with cortex.testing.load(tmp_path) as loaded:
+        signature = loaded._local.predictor.signature
+        assert isinstance(signature, ApiSignature)
+        _, url, *_, data = shlex.split(curl_command(api, URL, signature.to_json().decode(), tmp_path))
+        assert url == f"{URL}/v2/models/api/infer"
+        answer = loaded.post("/v2/models/api/infer", json.loads(data)).json()
+    assert answer["outputs"][0]["data"] == [2.0]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ def connect(cortex: Installation) -> socket.socket:
 
 def test_an_application_streams_and_its_websocket_outlives_an_update(cortex: Installation, tmp_path: Path) -> None:
     write_project(tmp_path, SOURCE.replace("VERSION", "1"), CONFIG)
-    cortex.cortex("deploy", tmp_path)
+    assert "docs:" not in cortex.cortex("deploy", tmp_path).stdout  # only the application knows whether it has a page
+    assert cortex.get("shop")["docs"] is None
     assert cortex.post("/shop/version", method="GET").json == 1
     assert "/shop/openapi.json" in cortex.post("/shop/docs", method="GET").body.decode()
     assert cortex.post("/shop", method="GET").status == 404  # redirected to /shop/, where there is no route either

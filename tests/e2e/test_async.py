@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cortex.home import Home
 from harness.installations.installation import Installation, installation, write_project
 from harness.wait import wait_until
 
@@ -67,9 +68,20 @@ def send(made: Installation, payload: Any = None, **given: Any) -> str:
 
 def result(made: Installation, name: str) -> Any:
     """Wait until a workload is over, and return it."""
-    reply = made.post(f"/greet/{name}?wait=20", method="GET")
-    assert reply.status == 200, reply.body
-    return reply.json
+
+    def over() -> Any:
+        reply = made.post(f"/greet/{name}?wait=20", method="GET")
+        assert reply.status == 200, reply.body
+        return reply.json if reply.json["status"] in ("completed", "failed") else None
+
+    return wait_until(over, 20)
+
+
+def test_workloads_are_accepted_and_run_after_the_socket_of_the_operator_was_deleted(greeting: Installation) -> None:
+    Home(greeting.home).jobs_socket.unlink()
+    sent = wait_until(lambda: (reply := greeting.post("/greet", 7)).status == 200 and reply)
+    assert sent
+    assert result(greeting, sent.json["id"])["status"] == "completed"
 
 
 def test_payload_is_decoded_by_its_content_type(greeting: Installation) -> None:
@@ -97,7 +109,7 @@ def test_failed_workload_reports_its_error(greeting: Installation, payload: Any,
     name = send(greeting, payload)
     answer = result(greeting, name)
     assert (answer["status"], answer["error"]) == ("failed", error)
-    assert f"workload {name}" in greeting.cortex("logs", "greet").stdout
+    wait_until(lambda: f"workload {name}" in greeting.cortex("logs", "greet").stdout)
 
 
 def test_malformed_json_fails(greeting: Installation) -> None:
@@ -122,6 +134,21 @@ def test_workloads_survive_the_death_of_the_operator(greeting: Installation, tmp
     gate.touch()
     greeting.up()
     assert [result(greeting, name)["status"] for name in (inside, *waiting)] == ["completed"] * 6
+
+
+def test_an_operator_that_is_asked_to_stop_logs_no_error(greeting: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    inside = send(greeting, {"wait_for": str(gate)})
+    wait_until(Path(f"{gate}.started").exists)
+    log = greeting.home / "logs" / "operator.log"
+    before = len(log.read_text())
+    operator = psutil.Process(greeting.status()["operator"]["pid"])
+    operator.terminate()
+    operator.wait(30)
+    assert "error" not in log.read_text()[before:].lower()
+    gate.touch()
+    greeting.up()
+    assert result(greeting, inside)["status"] == "completed"
 
 
 def test_update_finishes_running_workloads(greeting: Installation, tmp_path: Path) -> None:

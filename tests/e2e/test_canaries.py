@@ -73,6 +73,12 @@ def outcome_of(cortex: Installation) -> str | None:
     return canary["outcome"] if canary else None
 
 
+def has_compared(cortex: Installation, requests: int) -> bool:
+    """Return whether the canary got so many requests, or its trial is over, which further requests may cause."""
+    canary = canary_of(cortex)
+    return canary is None or canary["outcome"] != "trying" or canary["step_requests"] >= requests
+
+
 def sent_until(cortex: Installation, done: Callable[[], bool], timeout_s: float = 120.0) -> Counter[str]:
     """Send requests until `done`; count versions, and failures by status."""
     seen: Counter[str] = Counter()
@@ -137,7 +143,7 @@ def test_a_shadow_whose_answers_differ_never_answers_and_is_rolled_back(cortex: 
 
     deploy_model(0)
     assert "gets copies of all requests (shadow), revision" in deploy_model(3)
-    seen = sent_until(cortex, lambda: (canary_of(cortex) or {})["step_requests"] >= 200)
+    seen = sent_until(cortex, lambda: has_compared(cortex, 200))
     os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
     cortex.up()
     seen += sent_until(cortex, lambda: outcome_of(cortex) == "rolled back", 600.0)
@@ -155,7 +161,7 @@ def test_a_good_canary_replaces_the_old_revision_although_the_operator_is_killed
     deploy(cortex, folder, version=1)
     # Little confidence: to be sure that the 99th percentile is not worse takes thousands of requests.
     deploy(cortex, folder, version=2, steps="[50%]", confidence=0.6)
-    seen = sent_until(cortex, lambda: (canary_of(cortex) or {})["step_requests"] >= 20)
+    seen = sent_until(cortex, lambda: has_compared(cortex, 20))
     assert seen["2"] > 0 and seen["1"] > 0
     os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
     cortex.up()
@@ -174,6 +180,19 @@ def test_a_person_ends_a_trial(cortex: Installation, folder: Path) -> None:
     deploy(cortex, folder, version=13)
     cortex.cortex("rollback", "tried")
     wait_until(lambda: sent_until(cortex, lambda: True).keys() == {"12"}, 60)
+
+
+def test_a_canary_that_does_not_start_is_shown_without_requests(cortex: Installation, folder: Path) -> None:
+    deploy(cortex, folder, version=1)
+    file = folder / "handler.py"
+    file.write_text(file.read_text().replace("self.version, self.fails =", "raise ValueError #", 1))
+    assert cortex.cortex("deploy", folder / "cortex.yaml", check=False).returncode == 1
+    canary = canary_of(cortex) or {}
+    new, old = canary["revision_number"], canary["old_revision_number"]
+    shown = f"revision {new} does not start and gets no requests; revision {old} answers"
+    assert f"canary:   {shown}\n" in cortex.cortex("get", "tried").stdout
+    assert f"\n{shown}; `cortex get tried` shows why\n" in cortex.cortex("get", "tried", "--why").stdout
+    assert sent_until(cortex, lambda: True).keys() == {"1"}
 
 
 #: Of every 25 requests, one is of a class that takes five times as long. The slow version takes 30 % more time for this

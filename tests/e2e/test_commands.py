@@ -25,8 +25,7 @@ def test_a_server_of_the_users_own_is_updated_without_a_lost_request(cortex: Ins
     assert answer.headers["x-cortex-request-id"]
     assert cortex.post("/own-server/ticks", method="GET").body == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
     assert cortex.post("/own-server/none", method="GET").json == {"error": "no page has the path /none"}
-    log = cortex.cortex("logs", "own-server").stdout
-    assert "listening" in log
+    log = wait_until(lambda: "listening" in (text := cortex.cortex("logs", "own-server").stdout) and text)
     assert '"GET / ' not in log  # a deploy sends no request that the user did not ask for
 
     first = cortex.pids("own-server")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import psutil
 import pytest
@@ -25,6 +27,7 @@ import pytest
 from cortex.dev.link import Link
 from harness.dev_terminal import DevTerminal
 from harness.installations.example_cases import EXAMPLES_DIR
+from harness.ports import free_port
 from harness.wait import has_ended, wait_until
 
 HANDLER = """
@@ -144,14 +147,14 @@ def test_a_change_ends_the_start_of_a_process_with_older_files(project: Path) ->
         terminal.expect("endless\n")
         edit(project, endless, "self.calls = 5")
         url = f"{terminal.url}/double"
-        terminal.expect("new process (its files changed while it was loading), ready in ")
+        terminal.expect("new process (handler.py changed while it was loading), ready in ")
         _, first = call(url, {"x": 1})
         assert first["calls"] == 6
 
         edit(project, "self.calls = 5", endless)
         terminal.expect("endless\n", count=2)
         write(project, "handler.py", HANDLER.replace("self.calls = 0", "self.calls = 7"))
-        terminal.expect("new process (its files changed while it was loading), ready in ", count=2)
+        terminal.expect("new process (handler.py changed while it was loading), ready in ", count=2)
         _, second = call(url, {"x": 1})
         assert second["calls"] == 8
         assert second["pid"] != first["pid"]
@@ -174,6 +177,21 @@ def test_the_old_code_serves_while_the_new_one_has_a_mistake(project: Path) -> N
 
         write(project, "handler.py", HANDLER.replace("self.factor", "self.number"))
         terminal.expect("new process (")
+        assert call(url, {"x": 1})[1]["y"] == 2
+
+
+@pytest.mark.long
+def test_the_old_code_serves_while_a_module_is_not_utf_8(project: Path) -> None:
+    edit(project, "import os", "import os\nfrom helper import one")
+    write(project, "helper.py", "def one():\n    return 1\n")
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        (project / "helper.py").write_bytes(b"def one():\n    return '\xe9'\n")
+        terminal.expect("failed to start: SyntaxError")
+        terminal.expect("(helper.py, line 2)")
+        terminal.expect("the old code goes on serving")
+        (project / "handler.py").write_bytes(HANDLER.replace('"text"', '"\xe9"').encode("latin-1"))
+        terminal.expect("handler.py:14:17: is not UTF-8 text (byte 0xe9) (save the file as UTF-8, or ")
         assert call(url, {"x": 1})[1]["y"] == 2
 
 
@@ -204,6 +222,7 @@ def test_requests_are_held_while_a_new_process_starts(project: Path) -> None:
         clients = [threading.Thread(target=load) for _ in range(4)]
         for client in clients:
             client.start()
+        wait_until(lambda: answers)  # before the change is noticed
         edit(project, '"factor"]', '"factor"] * 5')
         terminal.expect("new process (")
         wait_until(lambda: answers and answers[-1][1]["y"] == 10)
@@ -287,8 +306,8 @@ def test_a_stream_is_cut_a_second_after_a_reload(project: Path) -> None:
     with DevTerminal(project) as terminal:
         response = urllib.request.urlopen(f"{terminal.url}/double", timeout=60)
         assert response.read(2) == b"0 "
-        edit(project, "{number} ", "{number}, ")
         swapped = time.monotonic()
+        edit(project, "{number} ", "{number}, ")
         with pytest.raises((OSError, ValueError, urllib.error.URLError, __import__("http").client.HTTPException)):
             while response.read(1000):
                 pass
@@ -298,14 +317,20 @@ def test_a_stream_is_cut_a_second_after_a_reload(project: Path) -> None:
             assert response.read(3) == b"0, "
 
 
-@pytest.mark.long
-def test_a_process_that_dies_is_started_again(project: Path) -> None:
+def test_a_request_whose_process_dies_gets_the_exit_reason_and_the_process_is_started_again(project: Path) -> None:
     edit(project, 'return "text"', "os._exit(3)")
+    edit(project, "self.calls += 1", "self.calls += 1; os.kill(os.getpid(), payload.get('signal', 0))")
     with DevTerminal(project) as terminal:
         url = f"{terminal.url}/double"
-        assert call(url)[0] == 502
-        terminal.expect("the process ended: exited with code 3; starting another")
-        assert call(url, {"x": 1})[1]["y"] == 2
+        for payload, reason in (
+            (None, "exited with code 3"),
+            ({"signal": signal.SIGSEGV}, "segmentation fault (SIGSEGV)"),
+            ({"signal": signal.SIGKILL}, "killed (SIGKILL)"),
+        ):
+            status, body = call(url, payload)
+            assert (status, body["error"]) == (500, f"the process that handled this request died: {reason}")
+            terminal.expect(f"the process ended: {reason}; starting another")
+            assert call(url, {"x": 1})[1]["y"] == 2
 
 
 @pytest.mark.long
@@ -347,7 +372,7 @@ def test_a_change_is_applied_while_the_sample_waits_for_a_response(project: Path
         edit(project, "self.calls = 0", endless)
         terminal.expect("endless\n")
         write(project, "handler.py", HANDLER.replace("self.calls = 0", "self.calls = 7"))
-        terminal.expect("new process (its files changed while it was loading), ready in ")
+        terminal.expect("new process (handler.py changed while it was loading), ready in ")
         terminal.expect('"calls": 8')
 
 
@@ -461,6 +486,41 @@ def test_debuggers_of_several_apis_use_the_terminal_one_after_the_other(project:
         assert sorted(answers) == ["double", "other"]
 
 
+def test_a_failed_environment_is_not_reported_if_its_files_have_changed_meanwhile(project: Path) -> None:
+    environ = {"UV_HTTP_RETRIES": "0"}
+    with socket.create_server(("127.0.0.1", 0)) as index, DevTerminal(project, environ=environ) as terminal:
+        index.settimeout(20)
+        assert call(f"{terminal.url}/double", {"x": 1})[0] == 200
+        edit(project, "self.calls = 0", "self.calls = 10")
+        write(project, "requirements.txt", f"--index-url http://127.0.0.1:{index.getsockname()[1]}/\ncolors\n")
+        connection, _ = index.accept()
+        (project / "requirements.txt").unlink()
+        index.close()
+        connection.close()
+        terminal.expect("double  building the environment without requirements.txt")
+        terminal.expect("Handler.__init__() runs while the process loads), ready in ")
+        assert call(f"{terminal.url}/double", {"x": 1})[1]["calls"] == 11
+        assert "not reloaded" not in terminal.text
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_code_that_changed_with_a_failed_environment_is_applied_with_the_next_change(
+    project: Path, corrects: bool
+) -> None:
+    environ = {"UV_HTTP_RETRIES": "0"}
+    with DevTerminal(project, environ=environ) as terminal:
+        assert call(f"{terminal.url}/double", {"x": 1})[1]["calls"] == 1
+        edit(project, "self.calls += 1", "self.calls += 10")
+        write(project, "requirements.txt", f"--index-url http://127.0.0.1:{free_port()}/\ncolors\n")
+        terminal.expect("not reloaded: requirements.txt: can't be installed")
+        if corrects:
+            (project / "requirements.txt").unlink()
+        else:
+            edit(project, '"text"', '"words"')
+        terminal.expect("swapped Handler.handle_")
+        assert call(f"{terminal.url}/double", {"x": 1})[1]["calls"] == 11
+
+
 @pytest.mark.long
 def test_changed_requirements_rebuild_the_environment(project: Path) -> None:
     package = project / "colors"
@@ -476,6 +536,18 @@ def test_changed_requirements_rebuild_the_environment(project: Path) -> None:
         terminal.expect("colors-of-test")
         terminal.expect("new process (the environment was rebuilt), ready", timeout_s=60)
         assert call(url) == (200, "red")
+
+
+def test_a_deleted_file_of_bad_requirements_is_reported_and_changes_nothing(project: Path) -> None:
+    with DevTerminal(project) as terminal:
+        assert call(f"{terminal.url}/double", {"x": 1})[0] == 200
+        write(project, "requirements.txt", "./no_such_folder\n")
+        terminal.expect("double  building the environment of requirements.txt")
+        terminal.expect("the old code goes on serving")
+        (project / "requirements.txt").unlink()
+        terminal.expect("double  building the environment without requirements.txt")
+        terminal.expect("double  the environment is the same as before; its process goes on")
+        assert call(f"{terminal.url}/double", {"x": 1})[1]["calls"] == 2
 
 
 @pytest.mark.long
@@ -568,3 +640,128 @@ def test_the_server_of_a_command_is_started_and_restarted_at_a_change(tmp_path: 
         assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
         assert terminal.interrupt() == 0
     assert not psutil.wait_procs(pid, timeout=5)[1]
+
+
+def test_output_into_a_file_of_the_project_restarts_nothing(tmp_path: Path) -> None:
+    project = tmp_path / "own"
+    shutil.copytree(EXAMPLES_DIR / "own-server", project)
+    write(project, "handler.py", HANDLER)
+    (project / "cortex.yaml").write_text((project / "cortex.yaml").read_text() + CONFIG)
+    output = project / "out.txt"
+    command = [sys.executable, "-m", "cortex.cli.main", "dev", "--port", "0"]
+    environ = {**os.environ, "CORTEX_HOME": str(tmp_path / "home")}
+    with (
+        output.open("wb") as file,
+        subprocess.Popen(command, cwd=project, env=environ, stdout=file, stderr=file) as process,
+    ):
+        try:
+            wait_until(lambda: "Ctrl-C ends" in output.read_text())
+            found = re.search(r"http://127[.]0[.]0[.]1:[0-9]+", output.read_text())
+            assert found
+            assert call(f"{found[0]}/double", {"x": 1}) == (200, {"y": 2, "calls": 1, "pid": ANY})
+            wait_until(lambda: "POST /double 200" in output.read_text())
+            edit(project, "no page has the path", "nothing is at", "server.py")
+            wait_until(lambda: "own-server  new process (server.py changed), ready in " in output.read_text())
+            assert call(f"{found[0]}/double", {"x": 1})[1]["calls"] == 2
+            assert output.read_text().count("new process") == 1
+        finally:
+            process.terminate()
+
+
+def test_a_server_that_writes_a_file_of_the_project_while_it_starts_becomes_ready(tmp_path: Path) -> None:
+    project = tmp_path / "own"
+    shutil.copytree(EXAMPLES_DIR / "own-server", project)
+    write(project, "starts", "")
+    edit(project, "import json", "import json\nopen('starts', 'a').write('started')", "server.py")
+    with DevTerminal(project) as terminal:
+        assert call(f"{terminal.url}/own-server/none")[0] == 404
+        terminal.expect("own-server  new process (starts changed")
+        terminal.expect("own-server  starts has changed after each of the last starts; the next one follows in 1 s")
+        edit(project, "no page has the path", "nothing is at", "server.py")
+        terminal.expect("own-server  new process (server.py changed")
+        assert call(f"{terminal.url}/own-server/none") == (404, {"error": "nothing is at /none"})
+
+
+def test_a_start_goes_on_while_a_file_of_another_api_changes(project: Path) -> None:
+    slow = HANDLER.replace("self.calls = 0", "print('loading', flush=True); open('../pipe').read(); self.calls = 0")
+    write(project, "slow.py", slow)
+    (project / "cortex.yaml").write_text(CONFIG + CONFIG.replace("double", "slow").replace("handler.py", "slow.py"))
+    os.mkfifo(project.parent / "pipe")
+    with DevTerminal(project) as terminal:
+        terminal.expect("double  ready in ")
+        terminal.expect("slow | loading")
+        edit(project, 'payload["x"] *', '100 + payload["x"] *')
+        with pytest.raises(AssertionError):
+            wait_until(lambda: terminal.text.count("slow | loading") > 1, 0.1)
+        (project.parent / "pipe").write_text("")
+        assert call(f"{terminal.url}/slow", {"x": 1})[1]["y"] == 2
+        terminal.expect("double  handler.py: swapped Handler.handle_post() in ")
+        assert call(f"{terminal.url}/double", {"x": 1})[1]["y"] == 102
+        assert terminal.text.count("slow | loading") == 1
+
+
+def test_a_failed_start_is_not_repeated_because_of_a_file_that_it_writes(project: Path) -> None:
+    edit(project, "self.calls = 0", "open('log.txt', 'a').write('started')\n        open('model').close()")
+    write(project, "log.txt", "")
+    with DevTerminal(project) as terminal:
+        terminal.expect("failed to start: FileNotFoundError")
+        edit(project, "self.calls += 1", "self.calls += 2")
+        terminal.expect("failed to start: FileNotFoundError", count=2)
+        write(project, "model", "")
+        terminal.expect("new process (model changed), ready in ")
+        assert (project / "log.txt").read_text() == "started" * 3
+
+
+def test_a_request_that_waits_longer_than_its_timeout_for_a_process_gets_the_reason(project: Path) -> None:
+    edit(project, "self.calls = 0", "self.calls = 0; open('../pipe').read()")
+    os.mkfifo(project.parent / "pipe")
+    write(project, "cortex.yaml", CONFIG + "  networking: {timeout: 200ms}\n")
+    port = free_port()
+    with DevTerminal(project, ["--port", str(port)]) as terminal:
+        terminal.expect("a process loads; requests wait for it")
+        error = "double is still loading: it was not ready within 0.2 s, its networking.timeout"
+        status, body = call(f"http://127.0.0.1:{port}/double", {"x": 1})
+        assert (status, body["error"]) == (503, error)
+        terminal.expect("POST /double 503")
+        (project.parent / "pipe").write_text("")
+        assert call(f"{terminal.url}/double", {"x": 1})[0] == 200
+
+
+def test_a_request_right_after_a_save_runs_the_new_code(project: Path) -> None:
+    edit(project, '"y": ', '"y": 0 + ')
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        for number in range(20):
+            assert call(url, {"x": 1})[1]["y"] == 2 + number
+            edit(project, f'"y": {number} +', f'"y": {number + 1} +')
+
+
+def test_a_request_runs_the_code_that_was_saved_while_another_api_was_loading(project: Path) -> None:
+    slow = HANDLER.replace("self.calls = 0", "print('loading', flush=True); open('../pipe').read(); self.calls = 0")
+    write(project, "slow.py", slow)
+    (project / "cortex.yaml").write_text(CONFIG + CONFIG.replace("double", "slow").replace("handler.py", "slow.py"))
+    os.mkfifo(project.parent / "pipe")
+    port = free_port()
+    with DevTerminal(project, ["--port", str(port)]) as terminal:
+        terminal.expect("double  ready in ")
+        terminal.expect("slow | loading")
+        edit(project, 'payload["x"] *', '100 + payload["x"] *')
+        answers: list[tuple[int, Any]] = []
+        held = threading.Thread(target=lambda: answers.append(call(f"http://127.0.0.1:{port}/double", {"x": 1})))
+        held.start()
+        with pytest.raises(AssertionError):
+            wait_until(lambda: answers, 0.1)
+        (project.parent / "pipe").write_text("")
+        held.join()
+        assert answers[0][1]["y"] == 102
+
+
+def test_a_server_that_writes_a_file_of_the_project_and_fails_is_started_more_and_more_rarely(tmp_path: Path) -> None:
+    project = tmp_path / "own"
+    shutil.copytree(EXAMPLES_DIR / "own-server", project)
+    write(project, "starts", "")
+    edit(project, "import json", "open('starts', 'a').write('started')\nexit(3)", "server.py")
+    with DevTerminal(project) as terminal:
+        terminal.expect("failed to start: the command exited with code 3 before it was ready")
+        terminal.expect("own-server  starts has changed after each of the last starts; the next one follows in 1 s")
+        assert call(f"{terminal.url}/own-server/none")[0] == 503

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,15 @@ class Foreground:
         self.namespace = NAMESPACE if is_possible else ()
         self.cortex = Installation(home, free_port(), free_port())
         ports = ["--gateway-port", str(self.cortex.gateway_port), "--operator-port", str(self.cortex.operator_port)]
-        self.output = (home.parent / "output").open("w+")
-        self.started = subprocess.Popen(
-            [*self.namespace, *CORTEX, "up", "--foreground", "--stop-all", *ports, *flags],
-            env=self.cortex.environ,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-        )
+        self.output = home.parent / "output"
+        # Read by another file object: one that is shared has one position, and reading would move where is written.
+        with self.output.open("w") as output:
+            self.started = subprocess.Popen(
+                [*self.namespace, *CORTEX, "up", "--foreground", "--stop-all", *ports, *flags],
+                env=self.cortex.environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def wait_until_up(self) -> None:
         wait_until(self.answers, message="the operator answers")
@@ -86,8 +88,8 @@ class Foreground:
             connection.close()
 
     def lines(self) -> list[str]:
-        self.output.seek(0)
-        return self.output.read().splitlines()
+        """Return the lines so far; the last one may be written just now."""
+        return self.output.read_text().rpartition("\n")[0].splitlines()
 
 
 @pytest.fixture
@@ -160,7 +162,12 @@ def check_lines(lines: list[dict[str, Any]]) -> None:
 
 
 def zombies(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children() if child.status() == psutil.STATUS_ZOMBIE]
+    found = []
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):  # it was reaped just now
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 def test_an_operator_that_can_not_start_ends_with_its_error(home: Path) -> None:

@@ -63,12 +63,12 @@ ON_THREADS = """
                 return {"text": repr(own)}
             elif what == "time":
                 return {"text": str(context.time_remaining())}
-            elif what == "wait":
+            elif what.startswith("wait"):
                 ended = threading.Event()
                 context.add_callback(ended.set)
-                print("waiting", flush=True)
+                print(what, "began", flush=True)
                 ended.wait()
-                print("ended", context.is_active(), flush=True)
+                print(what, "ended", context.is_active(), flush=True)
             elif what == "sleep":
                 print("sleeping", flush=True)
                 time.sleep(1000)
@@ -226,14 +226,20 @@ def test_a_call_ends_with_its_deadline_or_when_its_client_cancels_it(
     cortex: Installation, project: Path, tmp_path: Path
 ) -> None:
     with client(cortex, tmp_path) as numbers:
-        assert failure(lambda: numbers.do("wait", timeout=0.3)).code() is Code.DEADLINE_EXCEEDED
-        wait_until(lambda: "ended False" in log(cortex, "numbers"))
+
+        def has_begun() -> bool:
+            """Wait for the deadline of a call; on a loaded machine, it may pass before the call has arrived."""
+            assert failure(lambda: numbers.do("wait 1", timeout=0.3)).code() is Code.DEADLINE_EXCEEDED
+            return "wait 1 began" in log(cortex, "numbers")
+
+        wait_until(has_begun)
+        wait_until(lambda: "wait 1 ended False" in log(cortex, "numbers"))
         stream = numbers.Echo(iter([numbers.number(1)]))
         assert next(stream).value == 1
-        waiting = numbers.Do.future(numbers.messages.module.Text(text="wait"))
-        wait_until(lambda: log(cortex, "numbers").count("waiting") == 2)
+        waiting = numbers.Do.future(numbers.messages.module.Text(text="wait 2"))
+        wait_until(lambda: "wait 2 began" in log(cortex, "numbers"))
         waiting.cancel()
-        wait_until(lambda: log(cortex, "numbers").count("ended False") == 2)
+        wait_until(lambda: "wait 2 ended False" in log(cortex, "numbers"))
     with client(cortex, tmp_path, "loop") as loop:
         waiting = loop.Do.future(loop.messages.module.Text(text="wait"))
         before = log(cortex, "loop").count("cancelled")
@@ -378,6 +384,8 @@ def test_a_version_whose_sample_fails_does_not_serve(cortex: Installation, proje
 def test_calls_in_json(cortex: Installation, project: Path, tmp_path: Path) -> None:
     assert cortex.post("/numbers.Numbers/Double", {"value": 21}).json == {"value": "42"}
     assert cortex.post("/loop.Numbers/Sum", [{"value": 1}, {"value": 2}]).json == {"value": "3"}
+    documented = cortex.post("/numbers.Numbers/openapi.json", method="GET").json["paths"]
+    assert set(documented) == {f"/numbers.Numbers/{name}" for name in ("Double", "Sum", "Count", "Echo", "Do")}
     lines = cortex.post("/numbers.Numbers/Count", {"value": 2}).body.splitlines()
     assert [line.replace(b" ", b"") for line in lines] == [b"{}", b'{"value":"1"}']
     wrong = cortex.post("/numbers.Numbers/Double", {"valu": 21})

@@ -94,8 +94,9 @@ def test_running_requests_of_the_only_replica_are_answered(cortex: Installation,
         assert {answer.json["pid"] for answer in answers} == set(orphans)
         wait_for_others(cortex, "only", 1, orphans)
         wait_until_ended(orphans)
-    # Until the next replica is ready, the gateway responds that there is none.
-    assert set(summary["statuses"]) <= {"200", "503"}, summary
+    # Until the next replica is ready, the gateway responds that there is none. As above, one connection may be lost.
+    lost = summary["sent"] - sum(summary["statuses"].get(status, 0) for status in ("200", "503"))
+    assert lost <= 1, summary
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -48,4 +49,8 @@ def deploy_neighbour(cortex: Installation, folder: Path, number: int) -> None:
 
 def memory_bytes(gateway: psutil.Process) -> int:
     """Return the memory of HAProxy's master and its workers, without what they share counted twice."""
-    return sum(process.memory_full_info().pss for process in (gateway, *gateway.children(recursive=True)))
+    found = 0
+    for process in (gateway, *gateway.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the worker of an earlier reload ended just now
+            found += process.memory_full_info().pss
+    return found

@@ -52,9 +52,13 @@ def test_logs_are_joined_by_request_and_replicas_are_measured(cortex: Installati
         printed = cortex.cortex("logs", "printing", "-o", "json", *options).stdout
         return [json.loads(line) for line in printed.splitlines()]
 
-    found = wait_until(lambda: len(found := lines("--request", request_id)) > 3 and found) or []
+    def until_its_end() -> list[dict[str, object]] | None:
+        found = lines("--request", request_id)
+        return found if found and found[-1]["message"] == "ValueError: bad x" else None
+
+    found = wait_until(until_its_end) or []
     assert [line["message"] for line in found[:3]] == ["called", "careful x=3", f"request {request_id} failed:"]
-    assert found[-1]["message"] == "ValueError: bad x"
+    assert len(found) > 3
     assert {line["request_id"] for line in found} == {request_id}
     assert found[1]["level"] == "warning"
     text = read_metrics(cortex)
@@ -62,6 +66,7 @@ def test_logs_are_joined_by_request_and_replicas_are_measured(cortex: Installati
         r'^cortex_replica_cpu_seconds_total\{api="printing",replica="printing-[^"]+"\} 0*[.1-9]', text, re.M
     )
     assert re.search(r'^cortex_replica_memory_bytes\{api="printing",replica="printing-[^"]+"\} \d', text, re.M)
+    wait_until(lambda: lines("--request", other_id))
     everything = lines()
     assert [line["request_id"] for line in everything if line["message"] == "awaited"] == [other_id]
     assert [line.get("request_id") for line in everything if line["message"] == "made"] == [None]

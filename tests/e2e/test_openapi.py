@@ -35,6 +35,7 @@ CONFIG = """
 """
 SOURCE = '''
     from pydantic import BaseModel, Field
+    from starlette.exceptions import HTTPException
 
 
     class Iris(BaseModel):
@@ -52,6 +53,8 @@ SOURCE = '''
 
         def handle_post(self, payload: Iris) -> Species:
             """Classify an iris."""
+            if payload.sepal > 100:
+                raise HTTPException(422, "no iris is that long")
             return Species(name="setosa" if payload.sepal < 5.5 else "virginica")
 
         def handle_async(self, payload: Iris) -> Species:
@@ -102,6 +105,9 @@ def test_a_generated_client_calls_a_typed_api(
     refused = post.sync(client=client, body=models.Iris(sepal=-1.0))
     assert isinstance(refused, models.ValidationErrorResponse)
     assert refused.detail[0].loc == ["body", "sepal"]
+    refused = post.sync(client=client, body=models.Iris(sepal=101.0))
+    assert isinstance(refused, models.ErrorResponse)
+    assert refused.error == refused.detail == "no iris is that long"
 
 
 def test_a_generated_client_sends_workloads_with_a_key(

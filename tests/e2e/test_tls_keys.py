@@ -90,6 +90,7 @@ def test_callers_with_a_key_are_served_over_https(secured: Installation, tmp_pat
     assert not {"authorization", "x-api-key"} & set(json.loads(answer)["headers"])
     refused = secured.cortex("predict", "iris", sample, check=False)
     assert refused.returncode == 1 and "needs a key" in refused.stdout
+    assert "answered with status 401; write --api-key KEY, or set CORTEX_API_KEY" in refused.stderr
     assert "a shop" in secured.cortex("keys", "list").stdout
 
     token = (secured.home / "token").read_text().strip()

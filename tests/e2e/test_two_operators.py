@@ -120,8 +120,8 @@ def a_database_that_is_away_fails_no_request_and_is_taken_up_again(
 def operators_wait_for_a_database_that_is_away_for_long(
     operators: tuple[Installation, Installation], server: Postgres
 ) -> None:
-    wait_until(lambda: any(map(leads, operators)), 20)
-    leader = next(cortex for cortex in operators if leads(cortex))
+    leader = wait_until(lambda: next((cortex for cortex in operators if leads(cortex)), None), 20)
+    assert leader is not None
     pid = leader.status()["operator"]["pid"]
     log = leader.home / "logs" / "operator.log"
     told = log.read_text().count("standing by: the database can't be reached")

@@ -17,7 +17,7 @@ from cortex.installation import Installation as Kept
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
 from harness.ports import free_port
 from harness.servers.certificates import write_pair
-from harness.wait import wait_until
+from harness.wait import has_ended, wait_until
 
 RAY = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
 ANNOUNCEMENT = "starting the operator\n"
@@ -85,7 +85,9 @@ def test_an_address_is_kept_for_the_next_operator_until_flags_replace_it(cortex:
     refused = cortex.cortex("up", "--host", "127.0.0.1", check=False)
     assert refused.returncode == 1
     assert f"the operator is already running at {OTHER_LOOPBACK}; to move it, run `cortex down` first" in refused.stderr
-    os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
+    killed = cortex.status()["operator"]["pid"]
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: has_ended(killed))
     config = write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml"
     operator, gateway = (f"http://{OTHER_LOOPBACK}:{port}" for port in (cortex.operator_port, cortex.gateway_port))
     assert f"started the operator at {operator} and the gateway at {gateway}" in cortex.cortex("deploy", config).stderr

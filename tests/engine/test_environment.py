@@ -241,6 +241,7 @@ def test_a_killed_operator_leaves_no_incomplete_environment_in_use(home: Home, p
     # The first run waits at a gate that opens after the death of its operator, and ends later.
     gate = home.path / "gate"
     os.mkfifo(gate)
+    both_ends = os.open(gate, os.O_RDWR)  # else opening it would wait for a run that may not have come to it yet
     (project / "dependencies.sh").write_text(
         f"echo $$ >> {home.path}/runs\n[ -e {home.path}/open ] || read word < {gate}\n"
     )
@@ -248,15 +249,16 @@ def test_a_killed_operator_leaves_no_incomplete_environment_in_use(home: Home, p
     wait_until(lambda: (home.path / "runs").exists() and (home.path / "runs").read_text().strip())
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    second = start_build(home, project)
     orphan = int((home.path / "runs").read_text())
+    second = start_build(home, project)
     assert not has_ended(orphan)
     (home.path / "open").touch()
-    gate.write_text("go\n")
+    os.write(both_ends, b"go\n")
     second.communicate(timeout=60)
     assert second.returncode == 0
     assert len((home.path / "runs").read_text().splitlines()) == 2
     wait_until(lambda: has_ended(orphan))
+    os.close(both_ends)
 
 
 def test_a_cancelled_build_ends_its_installers_and_leaves_nothing(home: Home, project: Path) -> None:

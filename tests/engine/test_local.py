@@ -86,7 +86,7 @@ def is_ready(engine: LocalEngine, spec: ReplicaSpec) -> bool:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 60 * SLACK))  # type: ignore[arg-type]
 
 
 async def test_a_replica_starts_reports_changes_and_stops_without_leaving_files(home: Home, tmp_path: Path) -> None:

@@ -268,7 +268,9 @@ def test_pruning_keeps_the_newest_past_replicas_and_all_present_ones(tmp_path: P
         for name in (f"r{number}.log", f"r{number}.log.1"):
             (folder / name).write_bytes(b"x" * 100)
             os.utime(folder / name, (number, number))
+    (folder / "r9.log").symlink_to("gone")  # as if somebody had deleted the file meanwhile
     prune(tmp_path / "logs", present={"r0"}, max_past=3, max_bytes=10_000)
+    (folder / "r9.log").unlink()
     assert {path.name.split(".")[0] for path in folder.iterdir()} == {"r0", "r3", "r4", "r5"}
     prune(tmp_path / "logs", present={"r0"}, max_past=3, max_bytes=450)
     assert {path.name.split(".")[0] for path in folder.iterdir()} == {"r0", "r4", "r5"}

@@ -15,9 +15,15 @@ from cortex.engine.model_agent import ModelAgent
 from cortex.errors import EngineError
 from cortex.home import Home
 from cortex.telemetry import Logger
-from harness.wait import SLACK, has_ended
+from harness.wait import PATIENCE_S, SLACK, has_ended
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for an agent that starts on a loaded machine."""
+    monkeypatch.setattr(model_agent, "START_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.asynccontextmanager

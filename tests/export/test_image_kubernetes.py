@@ -22,6 +22,7 @@ PROJECTS = {
 
 def documents(folder: Path, project: str) -> dict[str, Any]:
     text = manifest(planned(folder / project, PROJECTS[project]), "example.com/shop:1")
+    assert not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 

@@ -14,6 +14,7 @@ from cortex.gateway.haproxy import ACCESS_LOG_MAX_BYTES, rotate
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
 from cortex.worker.monitoring.request_log import log_id
+from harness.replicas.replicas import complete_lines
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
 
 
@@ -21,7 +22,7 @@ async def lines(home: Home, number: int) -> list[dict[str, Any]]:
     """Wait until the log has `number` lines, and return them."""
 
     async def written() -> list[str]:
-        found = (home.logs_dir / "access.log").read_text().splitlines()
+        found = complete_lines(home.logs_dir / "access.log").splitlines()
         found = [line for line in found if line.startswith("{")]
         return found if len(found) >= number else []
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from harness.servers.upstream import Client, Load, ask, backend, eventually, table, world
+from harness.servers.upstream import Client, Load, ask, backend, eventually, release, table, world
 from harness.wait import PATIENCE_S
 
 
@@ -59,16 +59,18 @@ async def test_a_server_with_a_request_inside_is_drained_only_after_it(home: Hom
 
 async def test_capacity_changes_at_once(home: Home) -> None:
     async with world(home) as w:
-        await w.gateway.startup(table(backend("iris", await w.server("a", 1))))
-        sent = [asyncio.create_task(ask(w.port, "/iris?sleep=1")) for _ in range(5)]
+        iris = partial(backend, "iris", timeout_s=PATIENCE_S)
+        await w.gateway.startup(table(iris(await w.server("a", 1))))
+        sent = [asyncio.create_task(ask(w.port, "/iris?wait=1")) for _ in range(5)]
 
         async def queued() -> bool:
             return (await w.gateway.stats())["iris"].queued == 4
 
         await eventually(queued)
-        await w.gateway.apply(table(backend("iris", await w.server("a", 4))))
+        await w.gateway.apply(table(iris(await w.server("a", 4))))
         stats = (await w.gateway.stats())["iris"]
         assert (stats.in_flight, stats.queued) == (4, 1)
+        await release(w, 5)
         assert [each.status for each in await asyncio.gather(*sent)] == [200] * 5
 
 

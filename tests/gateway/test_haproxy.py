@@ -10,7 +10,8 @@ import pytest
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
-from harness.servers.upstream import Client, ask, backend, eventually, table, world
+from harness.servers.upstream import Client, ask, backend, eventually, release, table, world
+from harness.wait import PATIENCE_S
 
 REQUEST_ID = re.compile(r"\d{13}-\d+-\d+")
 
@@ -130,9 +131,9 @@ async def test_503_without_a_replica_contains_the_reason(home: Home) -> None:
 async def test_requests_beyond_the_queue_limit_are_refused_with_503(home: Home, max_queue: int) -> None:
     async with world(home) as w:
         servers = [await w.server("a", 2), await w.server("b", 2)]
-        await w.gateway.startup(table(backend("iris", *servers, max_queue=max_queue)))
+        await w.gateway.startup(table(backend("iris", *servers, max_queue=max_queue, timeout_s=PATIENCE_S)))
         fits = 4 + 2 * max_queue
-        sent = [asyncio.create_task(ask(w.port, "/iris?sleep=0.5")) for _ in range(fits)]
+        sent = [asyncio.create_task(ask(w.port, "/iris?wait=1")) for _ in range(fits)]
 
         async def full() -> bool:
             stats = (await w.gateway.stats())["iris"]
@@ -142,6 +143,7 @@ async def test_requests_beyond_the_queue_limit_are_refused_with_503(home: Home, 
         refused = await ask(w.port, "/iris")
         assert (refused.status, refused.json()["error"]) == (503, "the queue is full")
         assert refused.headers["retry-after"] == "1"
+        await release(w, fits)
         assert [each.status for each in await asyncio.gather(*sent)] == [200] * fits
         assert max(upstream.most_live for upstream in w.upstreams.values()) == 2
         assert (await ask(w.port, "/iris")).status == 200

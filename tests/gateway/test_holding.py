@@ -11,6 +11,7 @@ import pytest
 from cortex.gateway.runtime_api import RuntimeApi, Unresponsive
 from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
+from harness.wait import PATIENCE_S
 
 
 async def waiting(w: World, number: int) -> None:
@@ -27,7 +28,7 @@ async def waiting(w: World, number: int) -> None:
 
 async def test_a_thousand_requests_at_once_wait_for_the_first_replica(home: Home) -> None:
     async with world(home) as w:
-        cold = backend("iris", holds=True, timeout_s=30)
+        cold = backend("iris", holds=True, timeout_s=2 * PATIENCE_S)
         await w.gateway.startup(table(cold))
         sent = [asyncio.create_task(ask(w.port, "/iris?x=1", "POST", b"x" * 1000)) for _ in range(1000)]
         await waiting(w, 1000)
@@ -119,7 +120,7 @@ async def test_held_requests_of_disconnected_clients_count_once(home: Home, body
 
 async def test_requests_beyond_the_limit_of_held_ones_are_refused(home: Home) -> None:
     async with world(home) as w:
-        cold = backend("iris", holds=True)
+        cold = backend("iris", holds=True, timeout_s=2 * PATIENCE_S)
         await w.gateway.startup(table(cold))
         sent = [asyncio.create_task(ask(w.port, "/iris")) for _ in range(1024)]
         await waiting(w, 1024)

@@ -17,6 +17,7 @@ from cortex.gateway.maps import KEYS_MAP
 from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
+from harness.replicas.replicas import complete_lines
 from harness.servers.upstream import Client, World, ask, backend, eventually, world
 
 ONE, EVERY, OTHER = "ck_one_" + "a" * 43, "ck_every_" + "b-_" * 14, "ck_other_" + "c" * 43
@@ -212,7 +213,7 @@ async def test_the_access_log_contains_the_id_of_the_key_and_not_the_key(home: H
         await status(w, ONE, "/open")
 
         async def lines() -> list[str]:
-            found = (home.logs_dir / "access.log").read_text().splitlines()
+            found = complete_lines(home.logs_dir / "access.log").splitlines()
             return found if len(found) >= 4 else []
 
         found = await eventually(lines)

@@ -102,7 +102,11 @@ async def test_a_shadow_receives_copies_by_weight_and_its_responses_are_dropped(
         await ask(w.port, "/ab/info")
         await send(w, 100)
         await copies(w, 101)
-        assert (await w.gateway.stats())["s"].responses[2] == 101
+
+        async def counted() -> bool:  # once the gateway has the responses, too
+            return (await w.gateway.stats())["s"].responses[2] == 101
+
+        await eventually(counted)
         half = replace(SPLIT, shadow=Share("s", 50))
         await w.gateway.apply(split_table(half, backends=backends))
         await send(w, 400)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
+import sys
+import termios
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,6 +22,12 @@ def read_until(sock: socket.socket, end: bytes) -> bytes:
         assert data, received
         received += data
     return received
+
+
+def unread_bytes(connection: HTTPConnection) -> int:
+    """Return how much of what was sent the other end has not read (unix(7), SIOCOUTQ)."""
+    assert connection.sock is not None
+    return int.from_bytes(fcntl.ioctl(connection.sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 class UnixConnection(HTTPConnection):

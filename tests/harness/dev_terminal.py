@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -97,14 +96,19 @@ class DevTerminal:
     def interrupt(self) -> int:
         """Press Ctrl-C and wait for the end; return the exit code."""
         self.type("\x03")
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
+        status = 0
+
+        def has_ended() -> bool:
+            nonlocal status
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._has_ended.set()
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.01)
-        raise AssertionError(f"cortex dev did not end:\n{self.text}")
+            return pid != 0
+
+        try:
+            wait_until(has_ended, TIMEOUT_S)
+        except AssertionError:
+            raise AssertionError(f"cortex dev did not end:\n{self.text}") from None
+        self._has_ended.set()
+        return os.waitstatus_to_exitcode(status)
 
     def _read(self) -> None:
         while True:

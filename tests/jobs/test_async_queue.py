@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from cortex.errors import InputError
 from cortex.jobs.async_queue import KEPT_S, QueueState
@@ -242,6 +243,34 @@ def test_added_workloads_are_announced(where: Where) -> None:
         queue = await harness.store.workloads.open("greet")
         assert {job_id for job_id, _ in announced} == {queue.job_id}
         assert sum(count for _, count in announced) == 20
+
+    run_with_store(where, scenario)
+
+
+def test_workloads_whose_transaction_failed_are_not_counted(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        entered, gate = threading.Event(), threading.Event()
+
+        def block(connection: Connection) -> None:
+            entered.set()
+            gate.wait()
+
+        def roll_back(connection: Connection) -> None:
+            connection.exec_driver_sql("ROLLBACK")  # as SQLite does when the disk is full
+
+        await _add(harness, b"1")
+        writer = harness.store.workloads._writer
+        blocking = asyncio.create_task(writer.run(block))
+        await asyncio.to_thread(entered.wait)
+        adding = asyncio.create_task(_add(harness, b"2"))  # this and the next one wait, and get one transaction
+        while harness.store.workloads._new or not harness.store.workloads._storing:
+            await asyncio.sleep(0)
+        failing = asyncio.create_task(writer.run(roll_back))
+        await asyncio.sleep(0)
+        gate.set()
+        outcomes = await asyncio.gather(blocking, adding, failing, return_exceptions=True)
+        assert [isinstance(outcome, Exception) for outcome in outcomes] == [False, True, True]
+        assert harness.store.workloads.count("greet") == 1
 
     run_with_store(where, scenario)
 

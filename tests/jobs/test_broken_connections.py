@@ -15,7 +15,7 @@ from cortex.jobs.writer import TransactionThread
 from harness.jobs.writers import insert, read_numbers, run_with_writer
 from harness.servers.postgres import Postgres
 from harness.servers.tcp_proxy import ProxyAction, TcpProxy
-from harness.wait import has_ended, wait_until
+from harness.wait import PATIENCE_S
 
 
 @pytest.fixture
@@ -28,6 +28,12 @@ def proxy(postgres: Postgres) -> Iterator[TcpProxy]:
 def own_server() -> Iterator[Postgres]:
     with Postgres() as server:
         yield server
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeat transactions for longer than a server takes to start on a loaded machine."""
+    monkeypatch.setattr("cortex.jobs.writer.PATIENCE_S", PATIENCE_S)
 
 
 def once(action: ProxyAction, content: bytes) -> Callable[[bytes], ProxyAction]:
@@ -51,6 +57,7 @@ def test_operations_survive_a_connection_that_breaks_at_any_point(
     run_with_writer(postgres.url(postgresql_url.rpartition("/")[2], proxy.port), scenario)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_operations_survive_a_server_restart(own_server: Postgres) -> None:
     async def scenario(writer: TransactionThread, ends: list[str]) -> None:
         for number, mode in enumerate(("fast", "immediate")):
@@ -63,21 +70,22 @@ def test_operations_survive_a_server_restart(own_server: Postgres) -> None:
     run_with_writer(own_server.url("postgres"), scenario)
 
 
+@pytest.mark.usefixtures("_patient")
 def test_operations_survive_a_server_killed_within_a_transaction(own_server: Postgres) -> None:
     async def scenario(writer: TransactionThread, ends: list[str]) -> None:
-        killings = iter([own_server.kill])
+        killings, is_dead = iter([own_server.kill]), threading.Event()
 
         def kill_once() -> None:
             for kill in killings:
                 kill()
+                is_dead.set()
 
         waiting = asyncio.ensure_future(writer.run(insert(1, kill_once)))
-        await asyncio.to_thread(wait_until, lambda: has_ended(pid))
+        assert await asyncio.to_thread(is_dead.wait, PATIENCE_S)  # all processes: another server can't start before
         await asyncio.to_thread(own_server.start)
         assert await waiting == 1
         assert await writer.run(read_numbers) == [1]
 
-    pid = own_server.pid
     run_with_writer(own_server.url("postgres"), scenario)
 
 

@@ -74,7 +74,7 @@ def test_an_unreachable_agent_is_an_error_with_advice(
 
 
 def test_pending_fetches_and_leases_survive_a_restart_of_the_agent(agent: RunningAgent, source: ModelSource) -> None:
-    agent.limits = {"reconnect_s": 1.0}
+    agent.limits = {"reconnect_s": 5.0}  # the client may be late
     known = versions(agent.start(), source)
     fetcher = AgentFetcher(agent.socket, "iris", source)
     held = fetcher.fetch("m0", known["m0"])

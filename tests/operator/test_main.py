@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from cortex.client.local_operator import ListenOptions, start
 from cortex.home import Home
-from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config
+from cortex.installation import operator_file
+from harness.installations.running import BROKEN_HANDLER, Load, RunningOperator, config, end_leftovers
 from harness.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.processes
@@ -124,26 +126,28 @@ def test_an_old_replica_lost_while_the_update_fails_is_replaced(operator: Runnin
     assert counts(operator)["failed"] == 1
 
 
-def test_a_broken_first_deploy_reports_the_reason_to_callers(operator: RunningOperator) -> None:
+def test_a_broken_first_deploy_reports_the_exception_to_callers_without_its_text(operator: RunningOperator) -> None:
     operator.deploy(config(), BROKEN_HANDLER)
-    assert operator.wait()["status"]["status_code"] == "error"
+    api = operator.wait()
+    assert (api["status"]["status_code"], api["status"]["failure"]["message"]) == ("error", "ValueError: bad weights")
     status, answer = operator.predict({})
-    assert (status, answer["error"]) == (503, "no replica is ready: ValueError: bad weights")
+    name = api["spec"]["name"]
+    message = f"no replica is ready: ValueError while it started; `cortex get {name}` shows why"
+    assert (status, answer["error"]) == (503, message)
 
 
 def test_reports_a_gateway_that_rejects_routes_until_it_accepts_them(operator: RunningOperator) -> None:
     operator.deploy(config())
     assert operator.wait()["status"]["status_code"] == "live"
     file = operator.home.run_dir / "gateway" / "haproxy.cfg"
-    kept = file.rename(file.with_name("kept"))
+    file.unlink()
     file.mkdir()  # which nobody can write a configuration to
     operator.deploy(config(name="other"))
     told = operator.wait("other")["status"]
     assert told["status_code"] == operator.api("iris")["status"]["status_code"] == "error"
     assert told["failure"]["message"].startswith("the gateway can't apply its new routes: the gateway's files can't be")
     assert operator.predict({})[0] == 200
-    file.rmdir()
-    kept.rename(file)
+    file.rmdir()  # and no more: the operator may write the file at any moment from now on
     wait_until(lambda: operator.api("other")["status"]["status_code"] == "live")
     assert operator.predict({}, "/other")[0] == 200
     assert operator.api("iris")["status"]["status_code"] == "live"
@@ -156,11 +160,32 @@ def test_an_operator_stopped_by_a_signal_leaves_everything_running(operator: Run
     assert operator.predict({})[0] == 200
 
 
+def test_the_file_by_which_commands_find_an_operator_is_written_again(operator: RunningOperator) -> None:
+    file = operator_file(operator.home)
+    before = file.read_text()
+    file.unlink()
+    wait_until(lambda: file.exists() and file.read_text() == before)
+
+
 def test_two_operators_never_share_a_home(operator: RunningOperator) -> None:
     second = operator.spawn()
     _, stderr = second.communicate(timeout=60)
     assert second.returncode == 1
     assert b"an operator already runs for" in stderr
+
+
+def test_a_start_waits_for_an_operator_that_another_command_has_begun_to_start(tmp_path: Path) -> None:
+    operator = RunningOperator(Home(tmp_path / "home"))
+    operator.process = operator.spawn()
+    try:
+        wait_until(operator.home.operator_lock.exists)
+        identity, was_started = start(operator.home, ListenOptions(operator.gateway_port, operator.port))
+        assert (identity.pid, was_started) == (operator.process.pid, False)
+        operator.call("POST", "/v1/shutdown?all=true")
+        operator.process.wait(PATIENCE_S)
+    finally:
+        operator.end(signal.SIGKILL)
+        end_leftovers(operator.home)
 
 
 @pytest.mark.long

@@ -38,9 +38,11 @@ def source(tmp_path: Path) -> Path:
 
 
 def put(source: Path, version: int, text: str) -> None:
-    folder = source / str(version)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = source.parent / "upload"
+    folder.mkdir()
     (folder / "number").write_text(text)
+    source.mkdir(exist_ok=True)
+    folder.rename(source / str(version))  # at once: the agent must not find an empty file
 
 
 def yaml(source: Path, extra: str = "") -> str:

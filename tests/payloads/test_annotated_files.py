@@ -97,13 +97,20 @@ def test_other_values_are_no_frames(value: Any, message: str) -> None:
         (b"a\n" + b"1," * 3000 + b"\n" + b"1\n" * 3000, "payload: Input should have rows with as many values as"),
         (b"," * 20_000 + b"\n1\n", "payload: Input should be CSV with at most 20000 columns"),
         (b"a\n1\n" + b"1," * 30_000, "payload: Input should be CSV with at most 20000 columns"),
-        (b"[1", "payload: Input should be JSON or CSV"),
+        (b"[1", "payload: Input should be JSON, or CSV with the content type text/csv: "),
+        (b"5", "payload: Input should be "),
+        (b"null", "payload: Input should be "),
     ],
 )
 def test_other_texts_are_no_csv(body: bytes, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
         kind_of(pd.DataFrame).from_bytes(body, "")
     assert str(caught.value).startswith(message)
+
+
+def test_a_frame_is_not_read_from_the_csv_that_curl_sends_as_a_form() -> None:
+    with pytest.raises(PayloadError, match="payload: Input should be JSON, or CSV with the content type text/csv: "):
+        kind_of(pd.DataFrame).from_bytes(b"hello world", "application/x-www-form-urlencoded")
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP"])
@@ -156,7 +163,13 @@ def test_an_upload_is_the_only_file_of_a_form() -> None:
             kind.from_form(form)
     with pytest.raises(PayloadError, match="a form with one file"):
         kind.from_json({}, b"{}")
+    with pytest.raises(PayloadError, match="a form with one file"):
+        kind.from_bytes(b"x", "text/plain")
+    assert kind.reads_bytes
     assert kind_of(list[UploadFile]).from_form(FormData([("a", file), ("note", "1"), ("b", file)])) == [file, file]
+    assert kind_of(dict[str, list[UploadFile]]).from_form(FormData([("a", file)])) == {"a": [file]}
+    files = FormData([("a", file), ("a", file)])
+    assert kind_of(dict[str, list[UploadFile]]).from_form(files) == {"a": [file, file]}
     assert kind_of(dict[str, UploadFile]).from_form(FormData([("a", file)])) == {"a": file}
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import enum
+import ipaddress
 import subprocess
 import sys
 import typing
+import uuid
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
+import pandas as pd
 import pydantic
 import pydantic.v1
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from starlette.datastructures import FormData, UploadFile
 
 from cortex.payloads.annotated_arrays import Shape
+from cortex.payloads.annotated_files import SMALLEST_GIF
 from cortex.payloads.annotations import (
     LARGE_BYTES,
     AnnotationProblem,
@@ -27,12 +33,23 @@ from cortex.payloads.annotations import (
     result_signature,
     takes_list,
 )
+from cortex.payloads.openapi.schemas import example_of
 from cortex.payloads.validation import MAX_PROBLEMS, PayloadError
 
 
 class Iris(pydantic.BaseModel):
     sepal_length: float = pydantic.Field(gt=0)
     species: Literal["setosa", "virginica"] = "setosa"
+
+
+class Tagged(pydantic.BaseModel):
+    name: str
+    tags: list[int] = []
+
+
+class Direction(enum.StrEnum):
+    UP = "up"
+    DOWN = "down"
 
 
 class Strict(pydantic.BaseModel, strict=True):
@@ -61,6 +78,12 @@ class Color(enum.Enum):
 
 class Sample(pydantic.BaseModel):
     pixels: Annotated[np.ndarray, Shape(-1, 2, dtype="float32")]
+
+
+RECORDS = {"type": "array", "items": {"type": "object"}}
+FRAME = {
+    "anyOf": [RECORDS, {"type": "object", "additionalProperties": {"type": "array", "items": {}}}],
+}
 
 
 def read(annotation: Any, body: str | bytes) -> Any:
@@ -155,6 +178,53 @@ def test_what_was_sent_is_not_repeated() -> None:
         with pytest.raises(PayloadError) as caught:
             read(annotation, orjson.dumps({"sepal_length": secret} if annotation is not list[int] else [secret]))
         assert "hunter" not in str(caught.value) + str(caught.value.detail)
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        Annotated[Cat | Dog, pydantic.Field(discriminator="kind")],
+        Cat | Dog,
+        uuid.UUID,
+        datetime.datetime,
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        decimal.Decimal,
+        Color,
+        bool,
+        float,
+        int | bool,
+        pydantic.AnyUrl,
+        pydantic.Json,
+        pydantic.Base64Bytes,
+        pydantic.ByteSize,
+        pydantic.SecretStr,
+        ipaddress.IPv4Address,
+        Annotated[str, pydantic.Field(pattern="^x$")],
+        Annotated[str, pydantic.Field(max_length=2)],
+        Literal["a"],
+    ],
+    ids=str,
+)
+def test_the_value_that_was_sent_is_not_repeated(annotation: Any) -> None:
+    for body in (b'"qqzzqq"', b'{"kind": "qqzzqq"}', b'["qqzzqq"]', b'{"kind": "qqzzqq", "other": "qqzzqq"}'):
+        try:
+            read(annotation, body)
+        except PayloadError as error:
+            assert "q" not in (str(error) + str(error.detail)).replace("required", "").replace("sequence", "")
 
 
 def test_an_exception_of_a_validator_becomes_text() -> None:
@@ -317,6 +387,7 @@ class FlowersOfTypedDict(typing.TypedDict):
         (np.ndarray, '[1, "a"]', "payload[1]: Input should be a number, like the first value"),
         (np.ndarray, '["a", "b", null]', "payload[2]: Input should be a string, like the first value"),
         (np.ndarray, "{}", "payload: Input should be numbers only, or strings only"),
+        (np.ndarray, "[[1, 2], [null, 3]]", "payload[1][0]: Input should be numbers only, or strings only"),
         (
             NDArray[np.float64],
             "[[1], [2, 3]]",
@@ -387,6 +458,65 @@ def test_other_bodies_are_the_text_or_bytes_of_a_union(
         kind.from_json([1], b"[1]")
 
 
+@pytest.mark.parametrize(
+    ("annotation", "bodies"),
+    [
+        (dict, {"application/json": {"type": "object"}}),
+        (list, {"application/json": {"type": "array", "items": {}}}),
+        (str, {"text/plain": {"type": "string"}, "application/json": {"type": "string"}}),
+        (np.ndarray, {"application/json": {"type": "array", "items": {}}}),
+        (pd.DataFrame, {"application/json": FRAME, "text/csv": {"type": "string"}}),
+        (
+            Image.Image,
+            {
+                "application/json": {"type": "string", "contentEncoding": "base64", "examples": [SMALLEST_GIF]},
+                "image/*": {"type": "string", "format": "binary"},
+            },
+        ),
+        (
+            dict | bytes,
+            {
+                "application/json": {"type": "object", "additionalProperties": True},
+                "application/octet-stream": {"type": "string", "format": "binary"},
+            },
+        ),
+        (
+            int | str | bytes,
+            {
+                "application/json": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                "text/plain": {"type": "string"},
+                "application/octet-stream": {"type": "string", "format": "binary"},
+            },
+        ),
+    ],
+)
+def test_a_payload_is_described_in_all_media_types_that_it_is_read_from(
+    annotation: Any, bodies: dict[str, Any]
+) -> None:
+    kind = payload_type(annotation)
+    assert kind is not None
+    found = kind.signature
+    assert {each.media_type: each.schema for each in (found, *found.alternatives)} == bodies
+
+
+def test_the_example_of_an_image_is_one() -> None:
+    kind = payload_type(Image.Image)
+    assert kind is not None
+    assert read(Image.Image, orjson.dumps(example_of(kind.schema, {}))).size == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_required"),
+    [(int, True), (int | None, False), (str, False), (bytes, False), (dict | bytes, False)],
+)
+def test_a_payload_is_required_unless_an_empty_body_is_one(annotation: Any, is_required: bool) -> None:
+    kind = payload_type(annotation)
+    assert kind is not None
+    assert kind.signature.is_required is is_required
+    kind.set_default(7)
+    assert not kind.signature.is_required
+
+
 def test_schemas_describe_what_is_read() -> None:
     kind = payload_type(Node)
     assert kind is not None
@@ -412,15 +542,43 @@ def test_schemas_describe_what_is_read() -> None:
         (str, "text/plain", {"type": "string"}),
         (dict, "application/json", {"type": "object"}),
         (list[int], "application/json", {"items": {"type": "integer"}, "type": "array"}),
+        (pd.DataFrame, "application/json", RECORDS),
+        (
+            dict[str, pd.DataFrame],
+            "application/json",
+            {"type": "object", "additionalProperties": RECORDS},
+        ),
+        (np.ndarray, "application/json", {"type": "array", "items": {}}),
+        (Image.Image, "image/png", {"type": "string", "format": "binary"}),
         (tuple[dict, typing.Callable[[], None]], "application/json", {"type": "object"}),
         (typing.Iterator[str], "text/plain", {"type": "string"}),
         (typing.AsyncIterator[dict], "application/x-ndjson", {"type": "object"}),
         (Unknown, "application/json", {}),
+        (Direction, "text/plain", {"enum": ["up", "down"], "title": "Direction", "type": "string"}),
+        (Literal["a", "b"], "text/plain", {"enum": ["a", "b"], "type": "string"}),
+        (Annotated[str, pydantic.Field(max_length=3)], "text/plain", {"maxLength": 3, "type": "string"}),
     ],
 )
 def test_results_have_a_schema_if_their_annotation_has_one(annotation: Any, media_type: str, schema: Any) -> None:
     found = result_signature(annotation)
     assert (found.media_type, found.schema) == (media_type, schema)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "media_types"),
+    [
+        (str | None, ["text/plain", "application/json"]),
+        (Iris | str, ["application/json", "text/plain"]),
+        (Iris | None, ["application/json"]),
+        (dict | bytes, ["application/json", "application/octet-stream"]),
+        (Literal["a", 1, "b"], ["text/plain", "application/json"]),
+        (typing.Iterator[Direction | int], ["text/plain", "application/x-ndjson"]),
+    ],
+)
+def test_results_of_a_union_have_the_media_type_of_each_member(annotation: Any, media_types: list[str]) -> None:
+    found = result_signature(annotation)
+    assert [each.media_type for each in (found, *found.alternatives)] == media_types
+    assert all(each.is_typed for each in (found, *found.alternatives))
 
 
 @pytest.mark.parametrize(
@@ -437,6 +595,13 @@ def test_a_form_has_fields() -> None:
     assert kind.from_form(FormData([("sepal_length", "5.5")])) == Iris(sepal_length=5.5)
     with pytest.raises(PayloadError, match=r"payload\.sepal_length: Input should be a valid number"):
         kind.from_form(FormData([("sepal_length", "1"), ("sepal_length", "2")]))
+    tagged, counts = payload_type(Tagged), payload_type(dict[str, list[int]])
+    assert tagged is not None
+    assert counts is not None
+    assert tagged.from_form(FormData([("name", "n"), ("tags", "7")])) == Tagged(name="n", tags=[7])
+    assert counts.from_form(FormData([("a", "1"), ("b", "2"), ("b", "3")])) == {"a": [1], "b": [2, 3]}
+    with pytest.raises(PayloadError, match=r"payload\.tags\[0\]: Input should be a valid integer"):
+        tagged.from_form(FormData([("name", "n"), ("tags", "x")]))
     form = FormData([("a", "1")])
     plain, upload = payload_type(dict), payload_type(UploadFile)
     assert plain is not None

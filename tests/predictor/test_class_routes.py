@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.datastructures import QueryParams
 
 import cortex
 from cortex.errors import UserError
+from cortex.lifecycle import ApiKind
+from cortex.payloads.openapi.api import DocumentedApi
+from cortex.payloads.openapi.document import api_document
 from cortex.payloads.path_template import RouteError
+from cortex.payloads.signature import parse_signature
 from cortex.payloads.validation import PayloadError
+from cortex.predictor.checks.source_checks import check_source
 
 USERS = """
     import cortex
@@ -138,6 +144,117 @@ def test_an_argument_that_no_query_string_can_have_keeps_its_default(
     assert add.call({}, QueryParams("where=1"), None) == ({}, None, {"where": "1"})
 
 
+FIELDS = """
+    import fastapi
+    from fastapi import Query
+    from pydantic import Field
+    import cortex
+
+    class Handler:
+        def __init__(self, config): ...
+
+        @cortex.route("GET", "/pages/{number}")
+        def page(self, number: int = fastapi.Path(ge=1), size: int = Query(20, ge=1, le=100), word: str = Query(),
+                 order: str = Field("up", pattern="^(up|down)$"), only: list[int] = Field(default_factory=list),
+                 since=Query(None, alias="from-day"), kind: str = Field("x", validation_alias="type")):
+            return [number, size, word, order, only, since, kind]
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "query", "expected"),
+    [
+        ("1", "word=a", [1, 20, "a", "up", [], None, "x"]),
+        ("2", "word=a&size=5&order=down&only=1&only=2&from-day=1&type=y", [2, 5, "a", "down", [1, 2], "1", "y"]),
+        ("0", "word=a", ["path", "number"]),
+        ("1", "word=a&size=0", ["query", "size"]),
+        ("1", "word=a&order=left", ["query", "order"]),
+        ("1", "", ["query", "word"]),
+    ],
+)
+def test_an_argument_has_the_default_and_the_limits_of_a_field(
+    project: Any, number: str, query: str, expected: list[Any]
+) -> None:
+    route = routes(project.load("handler", FIELDS))["GET /pages/{number}"]
+    page = route.with_values((number,))
+    if isinstance(expected[0], int):
+        assert page.call(None, QueryParams(query), None) == expected
+    else:
+        with pytest.raises(PayloadError) as caught:
+            page.call(None, QueryParams(query), None)
+        assert caught.value.detail[0]["loc"] == expected
+    parameters = {each.name: each for each in route.signature.parameters}
+    assert {name for name, each in parameters.items() if each.is_required} == {"word"}
+    assert parameters["from-day"].location == "query"
+    assert parameters["size"].schema == {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            "self, agent=fastapi.Header()",
+            '"agent" can\'t be filled by Header() of FastAPI; remove it, and read headers',
+        ),
+        ("self, session=Session('')", '"session" can\'t be filled by Cookie() of FastAPI; remove it'),
+        ("self, payload=Body()", '"payload" can\'t be filled by Body() of FastAPI; remove it, and annotate payload'),
+        (
+            "self, *, db=Depends(print)",
+            '"db" can\'t be filled by Depends() of FastAPI; call the function in the method',
+        ),
+    ],
+)
+def test_what_fastapi_would_inject_is_refused_by_the_check_and_by_the_loader(
+    project: Any, arguments: str, problem: str
+) -> None:
+    text = "import cortex, fastapi\nfrom fastapi import Body, Cookie as Session, Depends\n"
+    text += (
+        f"class Handler:\n  def __init__(self, config): pass\n  @cortex.route('GET', '/a')\n  def a({arguments}): pass"
+    )
+    with pytest.raises(UserError) as caught:
+        project.load("handler", text)
+    assert problem in str(caught.value)
+    (found,) = check_source(text, "handler.py", "handler")
+    assert (found.line, f"{found.message}; {found.fix}".endswith(str(caught.value).partition(': "')[2])) == (6, True)
+    assert problem in f"{found.message}; {found.fix}"
+
+
+def test_what_fastapi_would_inject_by_an_annotation_keeps_its_default(
+    project: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+        from typing import Annotated
+        from fastapi import Header, Query
+        import cortex
+
+        class Handler:
+            def __init__(self, config): ...
+
+            @cortex.route("GET", "/a")
+            def a(self, user: Annotated[str, Header()] = "", kind: Annotated[str, Query(alias="type")] = "b"):
+                return [user, kind]
+    """
+    (found,) = project.load("handler", text).routes
+    assert found.with_values(()).call(None, QueryParams("user=admin&type=c&kind=d"), None) == ["", "c"]
+    assert "the annotation of user can't be used, so it keeps its default: Header() of FastAPI is not supported" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_field_of_a_type_that_no_query_string_can_have_is_refused(project: Any) -> None:
+    text = "import cortex\nfrom pydantic import Field\nclass Handler:\n  def __init__(self, config): pass\n"
+    text += "  @cortex.route('GET', '/a')\n  def a(self, where: dict[str, int] = Field()): pass"
+    with pytest.raises(UserError, match=r"predictor.py:5: a\(\): the annotation of where can't be used: a value in a"):
+        project.load("handler", text)
+
+
+def test_a_method_without_a_route_has_no_query_parameters(project: Any) -> None:
+    text = "from fastapi import Query\nclass Handler:\n  def __init__(self, config): pass\n"
+    text += "  def handle_post(self, payload, limit: int = Query(5)): pass"
+    with pytest.raises(UserError, match=r'"limit" can\'t be filled by Query\(\) of FastAPI; remove the default'):
+        project.load("handler", text)
+
+
 def test_parameters_of_queries_are_in_the_signature(project: Any) -> None:
     (search,) = [each for each in project.load("handler", SEARCH).signature.routes if each.path == "/shops/{shop}"]
     assert [(each.name, each.location) for each in search.parameters][:3] == [
@@ -147,6 +264,40 @@ def test_parameters_of_queries_are_in_the_signature(project: Any) -> None:
     ]
     assert search.parameters[2].schema == {"type": "integer", "default": 10}
     assert "_cache" not in [each.name for each in search.parameters]
+
+
+def test_defaults_that_no_query_string_can_have_and_hidden_parameters_are_not_documented(project: Any) -> None:
+    text = """
+        import enum
+        from typing import Annotated, Any
+        from fastapi import Query
+        import cortex
+        from pydantic import BaseModel
+
+        class Model(BaseModel):
+            rate: float = float("nan")
+
+        class Handler:
+            def __init__(self, config): ...
+
+            @cortex.route("POST", "/a")
+            def a(self, payload: Model, f: float = float("nan"), g: float = float("inf"), an: Any = 3, untyped=4,
+                  since=Query(None), secret: str = Query("", include_in_schema=False), word="x", limit: int = 10,
+                  hidden: Annotated[str, Query(include_in_schema=False)] = ""):
+                return [secret, hidden]
+    """
+    bound = project.load("handler", text)
+    signature = parse_signature(bound.signature.to_json())
+    document = api_document(DocumentedApi("x", ApiKind.REALTIME, "/x", "1", signature))
+    OpenAPIV31SpecValidator(document).validate()
+    parameters = {
+        each["name"]: each["schema"].get("default") for each in document["paths"]["/x/a"]["post"]["parameters"]
+    }
+    assert parameters == {
+        "f": None, "g": None, "an": None, "untyped": None, "since": None, "word": "x", "limit": 10
+    }  # fmt: skip
+    (found,) = bound.routes
+    assert found.with_values(()).call(None, QueryParams("secret=a&hidden=b"), None) == ["a", "b"]
 
 
 def test_the_signature_and_the_description_have_the_routes(project: Any) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.predictor.importing import suggest_requirement
+from cortex.predictor.importing import suggest_import, suggest_requirement
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,16 @@ from cortex.predictor.importing import suggest_requirement
 )
 def test_suggests_the_package_of_a_module(module: str, hint: str) -> None:
     assert suggest_requirement(module) == hint
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("helper", "add helper to requirements.txt, or helper.py to the project"),
+        ("my_lib.text", "add my-lib to requirements.txt, or my_lib/text.py to the project"),
+        ("yaml", "add PyYAML to requirements.txt"),
+        ("torch", "add torch to requirements.txt, or install cortex-serving[torch] for all APIs"),
+    ],
+)
+def test_a_missing_module_that_is_no_known_package_may_be_a_file_of_the_project(module: str, hint: str) -> None:
+    assert suggest_import(module) == hint

@@ -101,6 +101,32 @@ def test_the_signature_lists_the_methods_with_their_docstrings(project):
     assert parse_signature(bound.signature.to_json()) == bound.signature
 
 
+def test_the_signature_has_the_media_types_of_forms_and_defaults_of_empty_bodies(project):
+    bound = project.load(
+        "handler",
+        """
+        import pandas as pd
+        from starlette.datastructures import FormData
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload: FormData): ...
+
+            def handle_put(self, payload: list[float] = [1.0]): ...
+
+            def handle_patch(self, payload: pd.DataFrame): ...
+        """,
+    )
+    post, put, patch = (each.payload for each in bound.signature.methods)
+    assert [each.media_type for each in (post, *post.alternatives)] == [
+        "multipart/form-data", "application/x-www-form-urlencoded"
+    ]  # fmt: skip
+    assert [each.is_required for each in (post, put, patch)] == [True, False, True]
+    assert parse_signature(bound.signature.to_json()) == bound.signature
+
+
 def test_only_handlers_answer_other_verbs(project):
     bound = project.load("handler", HANDLER, config=CONFIG)
     assert set(bound.methods) == {"POST", "GET"}

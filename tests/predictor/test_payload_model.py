@@ -138,6 +138,15 @@ def test_each_row_of_scalars_is_one_payload() -> None:
     assert call("of_rows", *of_frame, parameters={"content_type": "pd"})["area"] == [3.0, 6.0]
 
 
+def test_fields_with_a_default_may_be_left_out() -> None:
+    model = bound("of_rows")
+    assert model is not None
+    assert [each.name for each in model.signature().inputs if each.optional] == ["name", "dried"]
+    assert call("of_rows", WIDTH, COUNT) == {"area": [3.0, 6.0], "label": ["none", "none"]}
+    with pytest.raises(V2Error, match="input 'count' is missing"):
+        call("of_rows", WIDTH, *REST)
+
+
 def test_texts_are_str() -> None:
     assert call("of_text", tensor("t", "BYTES", ["ä"])) == {"output": ["Ä"]}
 

@@ -145,7 +145,7 @@ def test_links_inside_the_project_are_followed(root: Path, tmp_path: Path) -> No
 
 def test_rejects_external_circular_and_broken_links(root: Path, tmp_path: Path) -> None:
     write(tmp_path, "outside/secret")
-    (root / "a").symlink_to("/etc/hostname")
+    (root / "a").symlink_to("/etc/passwd")
     (root / "b").symlink_to("../outside")
     (root / "c").symlink_to("nowhere")
     (root / "sub").mkdir()
@@ -169,7 +169,7 @@ def test_rejects_external_circular_and_broken_links(root: Path, tmp_path: Path) 
 
 
 def test_links_that_are_ignored_do_not_matter(root: Path) -> None:
-    (root / "a").symlink_to("/etc/hostname")
+    (root / "a").symlink_to("/etc/passwd")
     (root / ".b").symlink_to("/etc")
     (root / ".cortexignore").write_text("a\n")
     assert files(root) == []

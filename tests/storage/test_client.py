@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
 from cortex.errors import StorageError
+from cortex.storage import locations
 from cortex.storage.client import download, fetch, is_remote, list_objects, read, write
 from cortex.storage.credentials import bucket_region
 from harness.ports import free_port
@@ -150,6 +153,21 @@ def test_credentials_can_come_from_the_profile_of_a_file(swift: SwiftServer, tmp
     environ = {"HOME": str(tmp_path), "AWS_PROFILE": "mine"}
     put("s3://models/profile", {"x": b"1"}, environ)
     assert asyncio.run(read("s3://models/profile/x", environ)) == b"1"
+
+
+def test_a_store_that_never_answers_is_asked_once_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(locations._TIMEOUTS, "read_timeout", "1s")
+    monkeypatch.setitem(locations._RETRIES, "retry_timeout", timedelta(seconds=0.5))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        environ = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        message = f"s3://models/x: {address} accepted the connection, but did not answer within 60 s"
+        with pytest.raises(StorageError, match=f"^{message}$"):
+            asyncio.run(list_objects("s3://models/x", environ))
+        silent.accept()[0].close()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):  # there was no second attempt
+            silent.accept()
 
 
 def test_reports_an_unreachable_store_quickly() -> None:

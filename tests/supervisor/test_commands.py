@@ -170,7 +170,18 @@ def test_a_command_that_exits_at_its_start_is_reported_with_its_last_lines() -> 
         assert failure.traceback == "the weights are bad"
         answer = ask(replica, "/x")
         assert answer.status == 503
-        assert "the weights are bad" in answer.json["error"]
+        reason = "the command exited with code 1 before it was ready"
+        assert answer.json["error"] == f"no replica is ready: {reason}; `cortex get {replica.spec.api}` shows why"
+
+
+def test_a_command_that_is_killed_at_its_start_is_reported_with_its_death() -> None:
+    source = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with running_command(sys.executable, "handler.py", source=source) as replica:
+        (process,) = replica.wait_state(ProcessState.BACKING_OFF).processes
+        assert process.failure is not None
+        assert process.failure.message == "the command died: killed (SIGKILL) before it was ready"
+        assert process.death is not None
+        assert process.death.cause is DeathCause.KILLED
 
 
 @pytest.mark.long
@@ -354,6 +365,25 @@ RAW = """
     while True:
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
+
+
+def test_each_request_has_a_connection_of_its_own() -> None:
+    source = """
+        import http.server, sys
+        class Answers(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            requests = 0
+            def do_GET(self):
+                self.requests += 1  # of this connection
+                self.send_response(200)
+                self.send_header("content-length", "1")
+                self.end_headers()
+                self.wfile.write(str(self.requests).encode())
+        http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+    """
+    with running_command(source=source, readiness="/") as replica:
+        replica.wait_ready()
+        assert [ask(replica, "/", "GET").body for _ in range(5)] == [b"1"] * 5
 
 
 @pytest.mark.long

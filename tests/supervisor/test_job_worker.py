@@ -166,7 +166,7 @@ def test_a_death_in_the_constructor_is_a_failed_start() -> None:
     with running_job_worker(HANDLER) as worker:
         worker.submit([[1]], config={"die": True})
         process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
-        assert process.failed_starts == 1
+        assert process.failed_starts >= 1  # the next one follows after a second
         assert process.deaths[-1].inside == ""
 
 
@@ -195,7 +195,7 @@ def test_batches_continue_during_an_operator_outage_and_are_reported_later(tmp_p
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(100)]
-        job = worker.submit([*quick, [f"wait for {go_on}"], *quick, ["end of the lease"]])
+        job = worker.submit([*quick, [f"wait for {go_on}"], *quick, ["end of the lease"]], min_lease=512)
         worker.wait_for(lambda: "waits" in worker.log())
         worker.operator.die()
         go_on.touch()
@@ -223,7 +223,8 @@ def test_a_partial_report_whose_reply_was_lost_keeps_its_lease(tmp_path: Path) -
     first, second = tmp_path / "first", tmp_path / "second"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(20)]
-        job = worker.submit([*quick, [f"wait for {first}"], *quick, [f"wait for {second}"], *quick])
+        # In one lease, so that the lost reply is that to a report and grants no lease.
+        job = worker.submit([*quick, [f"wait for {first}"], *quick, [f"wait for {second}"], *quick], min_lease=512)
         worker.wait_for(lambda: len(job.succeeded) == 20)
         worker.operator.change(swallow_answers=1)
         first.touch()
@@ -237,17 +238,17 @@ def test_a_lost_lease_is_abandoned(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
         quick = [[i] for i in range(40)]
-        job = worker.submit([*quick, [f"wait for {go_on}"], *[[f"C for 0.01 {i}"] for i in range(100)]], lease_s=0.6)
+        batches = [*quick, [f"wait for {go_on}"], *[[f"C for 0.1 {i}"] for i in range(100)]]
+        job = worker.submit(batches, lease_s=0.6, min_lease=512)
         worker.wait_for(lambda: "waits" in worker.log())
         worker.wait_for(lambda: len(job.succeeded) == 40)
         worker.operator.lose(job)
         renewed = len(worker.operator.renewals)
         worker.wait_for(lambda: len(worker.operator.renewals) > renewed)
-        leased = sum(len(seqs) for _, seqs in job.leases)
         go_on.touch()
         worker.wait_over(job)
-        assert len(job.succeeded) == 40 + 141 - leased
-        assert worker.log().count("in C") <= 141 - leased + 5
+        assert len(job.succeeded) == 40
+        assert worker.log().count("in C") <= 5  # until the worker has read the reply to the renewal
 
 
 def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:

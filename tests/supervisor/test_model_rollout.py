@@ -334,6 +334,9 @@ def test_a_replica_without_a_loadable_version_reports_why_and_starts_once_there_
     with replica(agent) as running:
         failed = running.wait_state(ProcessState.BACKING_OFF).processes[0].failure
         assert failed is not None and "bad weights" in failed.message
+        answer = running.request({}).json["error"]
+        assert answer == f"no replica is ready: {failed.summary}; `cortex get {running.spec.api}` shows why"
+        assert "bad weights" not in failed.summary
         agent.announce(catalogue(agent.content("b", "two")))
         running.wait_ready()
         assert model_of(running) == "two"

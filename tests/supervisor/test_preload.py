@@ -107,8 +107,8 @@ def test_a_worker_that_dies_is_named_and_forked_again_without_a_construction() -
         answer = replica.request({"do": "exit"}, index=1)
         assert answer.status == 500
         assert "exited with code 3" in answer.json["error"]
-        again = replica.request({}, index=1).json
-        assert again["pid"] not in pids(before)
+        again = wait_until(lambda: (found := replica.request({}, index=1).json)["pid"] not in pids(before) and found)
+        assert again is not None
         inside = in_background(pool, replica, {"do": "sleep", "s": 60})
         child = replica.request({"do": "spawn"}, index=1).json
         os.kill(pids(replica.status())[0] or 0, signal.SIGKILL)
@@ -179,10 +179,21 @@ def test_a_class_that_cannot_be_constructed_is_the_failure_of_each_process_until
             assert "in __init__" in process.failure.traceback
         answer = replica.request({})
         assert answer.status == 503
-        assert "no weights" in answer.json["error"]
+        reason = f"ValueError while it started; `cortex get {replica.spec.api}` shows why"
+        assert answer.json["error"] == f"no replica is ready: {reason}"
         broken.unlink()
         replica.wait_ready()
         assert replica.request({}, index=1).status == 200
+
+
+def test_a_fork_server_that_is_killed_while_it_constructs_is_the_death_of_each_process() -> None:
+    source = "import os, signal\nclass Handler:\n    def __init__(self, config): os.kill(os.getpid(), signal.SIGKILL)\n"
+    source += "    def handle_post(self, payload): return payload\n"
+    with running_replica(source, preload=True, processes=2) as replica:
+        for process in replica.wait_state(ProcessState.BACKING_OFF).processes:
+            assert process.death is not None and process.failure is not None
+            assert process.death.cause is DeathCause.KILLED
+            assert process.death.message in process.failure.message
 
 
 def test_the_class_is_constructed_again_if_no_process_becomes_ready(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.payloads.signature import parse_signature
 from cortex.worker.requests.runner import DECAY_CALLS
+from cortex.worker.spec import StartFailure
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
@@ -23,6 +25,8 @@ HANDLER = """
     class Handler:
         def __init__(self, config):
             self.config = config
+            while os.path.exists(config.get("wait while", "")):
+                time.sleep(0.01)
             print("constructed", flush=True)
 
         def handle_post(self, payload):
@@ -124,6 +128,43 @@ def test_requests_waiting_in_the_sockets_survive_a_worker_death() -> None:
         assert [future.result(PATIENCE_S).status for future in waiting] == [200] * 5
 
 
+def test_requests_waiting_for_a_killed_worker_go_to_another_while_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    obstacle = tmp_path / "obstacle"
+    config = {"wait while": str(obstacle)}
+    with (
+        running_replica(HANDLER, processes=2, config=config) as replica,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        replica.wait_ready()
+        replica.request({"do": "sleep", "s": 0.1})  # slow calls move to a thread
+        killed, other = (process.pid for process in replica.status().processes)
+        killer = in_background(pool, replica, {"do": "sleep", "s": 30})
+        waiting = [pool.submit(replica.request, {}) for _ in range(5)]
+        wait_until(lambda: _connections(replica) == 6)
+        obstacle.touch()
+        os.kill(killed, signal.SIGKILL)
+        assert killer.result(PATIENCE_S).status == 500
+        assert {future.result(PATIENCE_S).json["pid"] for future in waiting} == {other}
+        obstacle.unlink()
+        wait_until(lambda: replica.request({}).json["pid"] not in (killed, other))
+
+
+def test_requests_waiting_for_a_worker_that_starts_are_answered_when_the_replica_is_stopped(tmp_path: Path) -> None:
+    obstacle = tmp_path / "obstacle"
+    with running_replica(HANDLER, config={"wait while": str(obstacle)}) as replica:
+        replica.wait_ready()
+        obstacle.touch()
+        os.kill(replica.pid, signal.SIGKILL)
+        replica.wait_state(ProcessState.STARTING)
+        waiting = replica.connection()
+        waiting.request("POST", "/", b"{}", {"content-type": "application/json"})  # it is in the socket now
+        replica.process.terminate()
+        answer = read(waiting.getresponse(), 0)
+        assert (answer.status, answer.json["error"]) == (503, "no replica is ready: the process was stopped")
+
+
 def test_idle_connections_survive_a_worker_death() -> None:
     with running_replica(HANDLER) as replica:
         replica.wait_ready()
@@ -205,7 +246,8 @@ def test_a_constructor_that_raises_is_reported_and_retried() -> None:
         answer = replica.request({})
         assert answer.status == 503
         assert answer.headers["retry-after"] == "1"
-        assert "FileNotFoundError: w.bin" in answer.json["error"]
+        reason = f"FileNotFoundError while it started; `cortex get {replica.spec.api}` shows why"
+        assert answer.json["error"] == f"no replica is ready: {reason}"
         wait_until(lambda: replica.status().processes[0].failed_starts >= 2)
         (shown,) = replica.status().describe_processes()
         assert shown["restarts"] >= 2
@@ -216,6 +258,37 @@ def test_an_exit_during_the_start_is_reported() -> None:
         process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
         assert process.failure is not None
         assert process.failure.message == "the process ended while it started: exited with code 7"
+        assert replica.request({}).json["error"] == f"no replica is ready: {process.failure.message}"
+
+
+def test_each_failed_start_is_reported_with_its_own_cause(tmp_path: Path) -> None:
+    source = f"""
+        import os, pathlib, signal, time
+        folder = pathlib.Path({str(tmp_path)!r})
+        number = len(list(folder.glob("started-*"))) + 1
+        (folder / f"started-{{number}}").touch()
+        while not (folder / f"fail-{{number}}").exists():
+            time.sleep(0.01)
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif number == 3:
+            os._exit(7)
+        raise ValueError("bad weights")
+    """
+
+    def reported(replica: Replica, number: int) -> StartFailure:
+        (tmp_path / f"fail-{number}").touch()
+        wait_until(lambda: replica.status().processes[0].failed_starts == number)
+        failure = replica.status().processes[0].failure
+        assert failure is not None
+        return replace(failure, traceback="")
+
+    with running_replica(source) as replica:
+        assert reported(replica, 1) == StartFailure("ValueError: bad weights", summary="ValueError while it started")
+        killed = "the process ended while it started: killed (SIGKILL)"
+        assert reported(replica, 2) == StartFailure(killed, was_killed=True, summary=killed)
+        exited = "the process ended while it started: exited with code 7"
+        assert reported(replica, 3) == StartFailure(exited, summary=exited)
 
 
 def test_a_stop_finishes_running_requests() -> None:
@@ -356,18 +429,14 @@ def test_a_socket_replaced_by_another_file_is_opened_again() -> None:
         socket_file.rename(moved)
         wait_until(socket_file.exists)
         moved.rename(socket_file)  # no process listens on it any more
-        wait_until(lambda: connects(replica))
-        assert replica.request({}).status == 200
+        wait_until(lambda: answers(replica))
 
 
-def connects(replica: Replica) -> bool:
+def answers(replica: Replica) -> bool:
     try:
-        connection = replica.connection()
-        connection.connect()
+        return replica.request({}).status == 200
     except OSError:
         return False
-    connection.close()
-    return True
 
 
 def _connections(replica: Replica) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cortex.errors import InputError, UsageError
+from cortex.spelling import nearest
 
 _CONTENT_TYPES = {
     ".json": "application/json",
@@ -53,13 +53,6 @@ class Parser(argparse.ArgumentParser):
             if option.startswith("--"):
                 options |= {str(value): f"{option} {value}" for value in action.choices or ()}
         return options.get(nearest(written.lstrip("-"), options) or "")
-
-
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """Return the most similar one of `words`, or None if none is similar."""
-    import difflib  # noqa: PLC0415 - needed only after errors, and slow to import
-
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
 
 
 def add_env(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from cortex import __version__
-from cortex.cli.arguments import Parser, nearest
+from cortex.cli.arguments import Parser
 from cortex.cli.output import Console, report_bug, report_error
 from cortex.cli.session import Session
 from cortex.errors import CortexError, NotFoundError, UsageError
 from cortex.home import Home
+from cortex.spelling import nearest
 
 #: Packages of `cli/commands`, whose modules have the names of their commands. "" is `cli/commands` itself.
 _PACKAGES = {
@@ -150,6 +150,8 @@ def _parser(name: str, module: ModuleType) -> Parser:
 
 
 def _overview() -> str:
+    from cortex import __version__  # noqa: PLC0415 - its import takes 20 ms, which other commands save
+
     width = max(map(len, COMMANDS))
     rows = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
     usage = ["usage: cortex COMMAND [ARGUMENTS]", "", _PROLOGUE, "", *rows, ""]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.payloads.openapi.schemas import example_of
+from cortex.payloads.openapi.schemas import example_with_keys
 from cortex.predictor.applications import APPLICATION_TYPES, example_request
-from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
+from cortex.predictor.checks.request_arguments import RequestArguments, is_inference_only, request_arguments
 from cortex.predictor.checks.source_checks import class_routes
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.routes import Route
@@ -51,22 +51,24 @@ def sample_request(
     shown = [f"{route.verb} {api['endpoint'].rstrip('/')}{route.template.text}" for route in routes[:_MAX_ROUTES]]
     if len(routes) > _MAX_ROUTES:
         shown.append(f"and {len(routes) - _MAX_ROUTES} more routes")
-    if routes and plain is None:  # nothing answers at the endpoint
+    if plain is None and text is not None and is_inference_only(text, *_row_key(spec)):
+        shown.append(f"POST {api['endpoint'].rstrip('/')}/v2/models/{spec['name']}/infer")
+    if shown and plain is None:  # nothing answers at the endpoint
         return shown
     method, sample = plain or _DEFAULT, _sample(spec, folder)
     if sample is None and method.payload_keys is not None and not method.query_keys and describe is not None:
-        payload = _example(describe(), urlsplit(api["endpoint"]).path, method.verb)
+        payload = _example(describe(), urlsplit(api["endpoint"]).path, method)
         if payload is not None:
             body = shlex.quote(json.dumps(payload))
             return [f"curl{_verb(method, default='POST')}{url} {_JSON_HEADER} -d {body}", *shown]
     return [*_endpoint_request(spec, sample, url, method), *shown]
 
 
-def _example(document: dict[str, Any], path: str, verb: str) -> Any:
+def _example(document: dict[str, Any], path: str, method: RequestArguments) -> Any:
     """Return an example of the JSON payload of a method; None if its type is not annotated."""
-    operation = document.get("paths", {}).get(path, {}).get(verb.lower(), {})
+    operation = document.get("paths", {}).get(path, {}).get(method.verb.lower(), {})
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    return example_of(schema, document.get("components", {}).get("schemas", {}))
+    return example_with_keys(schema, document.get("components", {}).get("schemas", {}), method.payload_keys or ())
 
 
 def _endpoint_request(spec: dict[str, Any], sample: Path | None, url: str, method: RequestArguments) -> list[str]:

@@ -301,7 +301,10 @@ class Client(JobClient):
         Raises: NotFoundError, InputError (the API rejected the request), UserError (its code raised).
         """
         raw = isinstance(payload, bytes) or (content_type is not None and isinstance(payload, str))
-        body = (payload.encode() if isinstance(payload, str) else payload) if raw else json.dumps(payload).encode()
+        try:
+            body = (payload.encode() if isinstance(payload, str) else payload) if raw else json.dumps(payload).encode()
+        except TypeError as error:
+            raise InputError(f"the payload can't be sent as JSON: {error}") from None
         kind = content_type or ("application/octet-stream" if raw else "application/json")
         answer = call_api(self.get_api(api)["endpoint"], body, kind, api_key, self.environment.connect().trust)
         if answer.status >= 400:

@@ -22,7 +22,7 @@ from cortex.client.environments import local_trust
 from cortex.client.transport import send
 from cortex.errors import CertificateError, ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
-from cortex.installation import Installation, OperatorIdentity, last_operator, read_operator
+from cortex.installation import ALREADY_RUNS, Installation, OperatorIdentity, last_operator, read_operator
 from cortex.processes.daemon import start_detached
 from cortex.processes.filelock import hold_lock
 from cortex.tls import CertificateFiles
@@ -147,7 +147,14 @@ def start(
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # if it has ended, the next line reports why
             process.stdin.write(b"\n")
-        return _wait_until_started(home, process, offset), True
+        try:
+            return _wait_until_started(home, process, offset), True
+        except OperatorUnavailableError:
+            # Another one was starting: that of `cortex up --foreground`, or of a command that was killed.
+            if (other := _wait_for_other(home, offset)) is None:
+                raise
+            options.check(other)
+            return other, False
 
 
 def foreground_command(home: Home, options: ListenOptions) -> list[str]:
@@ -183,6 +190,23 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
     raise OperatorUnavailableError(
         f"the operator (pid {process.pid}) does not answer after {_START_TIMEOUT_S:.0f} s{_log_tail(home, log_offset)}"
     )
+
+
+def _wait_for_other(home: Home, log_offset: int) -> OperatorIdentity | None:
+    """Return the operator that had the lock of the home, once it answers; None if there was none, or it has ended."""
+    if not any(line.startswith(f"{_ERROR}{ALREADY_RUNS}") for line in _last_lines(home, log_offset)):
+        return None
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        running = read_operator(home)
+        if running and _wait_until_answering(home, running):
+            return running
+        try:
+            os.kill(int(home.operator_lock.read_text()), 0)
+        except (OSError, ValueError):
+            return None
+        time.sleep(_PAUSE_S)
+    return None
 
 
 def _wait_until_answering(home: Home, operator: OperatorIdentity) -> bool:

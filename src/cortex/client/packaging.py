@@ -12,6 +12,7 @@ from typing import Any
 
 from cortex.errors import InputError, format_size
 from cortex.projects.project import ProjectFiles, pack
+from cortex.spelling import nearest
 
 DEFAULT_CONFIG = "cortex.yaml"
 #: The command line asks for confirmation before it uploads files of this size or number.
@@ -43,11 +44,9 @@ def find_config(path: Path) -> Path:
 
 def _similar(file: Path) -> str:
     """Return a suggestion for a file that does not exist; "" if there is none."""
-    import difflib  # noqa: PLC0415 - only for this error
-
     beside = [each.name for each in file.parent.iterdir()] if file.parent.is_dir() else []
-    if guesses := difflib.get_close_matches(file.name, beside, n=1, cutoff=0.7):
-        return f"did you mean {file.with_name(guesses[0])}?"
+    if guess := nearest(file.name, beside):
+        return f"did you mean {file.with_name(guess)}?"
     if file.name == DEFAULT_CONFIG:
         return "give the path of a configuration file or of its folder; `cortex init` writes one"
     return ""

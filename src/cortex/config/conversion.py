@@ -20,6 +20,7 @@ from cortex.config.generations import (
     GENERATIONS,
     HANDLER,
     IGNORED,
+    KEYS_OF_OTHER_SYSTEMS,
     KINDLESS,
     MODEL,
     MODEL_KEYS,
@@ -40,9 +41,10 @@ from cortex.config.generations import (
     unsupported_key_fix,
 )
 from cortex.config.schema import MAX_OLD_NAME_LENGTH
-from cortex.config.values import NULL, dashed, nearest, quote
+from cortex.config.values import NULL, dashed, quote
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
+from cortex.spelling import nearest
 
 _KINDS = frozenset(ApiKind)
 _WRITTEN = frozenset({*(kind.value for kind in ApiKind), "SyncAPI", "api"})
@@ -351,8 +353,11 @@ def _move(draft: Draft, holder: Node, section: str) -> None:
             _set(draft, written, node)
         else:
             fix, meant = _suggest(draft, section, key, node)
+            other = _find_duplicate(draft, section, holder, meant) if meant is not None else None
+            if other is not None and meant not in draft.generation.sections:
+                fix = f"remove it: it duplicates {quote(other)}"
             draft.problems.append(draft.document.at_key(node, f"key {quote(key)} is not supported", fix))
-            if meant is not None and not _is_taken(draft, section, holder.value, meant):
+            if meant is not None and other is None and meant not in draft.sections:
                 _set(draft, meant, node)
 
 
@@ -362,11 +367,12 @@ def _report_unsupported(draft: Draft, key: str, written: str, node: Node) -> Non
     draft.problems.append(draft.document.at_key(node, message, fix))
 
 
-def _is_taken(draft: Draft, section: str, siblings: Mapping[str, Node], written: str) -> bool:
+def _find_duplicate(draft: Draft, section: str, holder: Node, written: str) -> str | None:
+    """Return the user's key, with its sections, that already sets what `written` would set."""
     home, _, key = written.rpartition(".")
-    holder = draft.item.at(*home.split(".")) if home else draft.item
-    beside = home == section and key in siblings
-    return beside or (holder is not None and holder.at(key) is not None) or written in draft.sections
+    same = holder.at(key) if home == section else draft.item.at(*written.split("."))
+    node = same or draft.fields.get(draft.generation.fields.get(written, ""))
+    return ".".join(map(str, node.path[1:])) if node is not None else None
 
 
 def _set(draft: Draft, written: str, node: Node) -> None:
@@ -433,10 +439,8 @@ def _set_section(draft: Draft, written: str, node: Node) -> None:
 def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str | None]:
     """Return the fix for an unknown key, and the key (as written) that it most likely means."""
     generation = draft.generation
-    if not section and key in _KEYS_OF_KINDS:
-        return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}", None
-    if not section and generation in DEPLOYED and key in {other.section for other in DEPLOYED}:
-        return f"remove it: an API has only one of {', '.join(_SECTIONS_OF_DEPLOYMENTS)}", None
+    if fix := _fix_of_section(draft, section, key):
+        return fix, None
     subsections = [inner for inner in MODEL_SECTIONS if f"{section}.{inner}" in generation.sections]
     near = nearest(key, [inner for inner in subsections if not draft.is_out_of_place(inner)])
     if near is not None and isinstance(node.value, dict):
@@ -449,8 +453,8 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     if meant := _find_moved_key(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
         return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
-    # A key that another generation has here is not a misspelling.
-    known = any(
+    # A key that another generation has here, or that another system has, is not a misspelling.
+    known = _without_separators(key) in KEYS_OF_OTHER_SYSTEMS or any(
         _translate_key(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS
     )
     near = None if known else nearest(key, siblings)
@@ -461,8 +465,23 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
     return f"remove it; supported keys: {', '.join(siblings)}", None
 
 
+def _fix_of_section(draft: Draft, section: str, key: str) -> str | None:
+    """Return the fix for a section of another kind or another system."""
+    if not section and key in _KEYS_OF_KINDS:
+        return f"remove it: it belongs to {_KEYS_OF_KINDS[key]}"
+    if not section and draft.generation in DEPLOYED and key in {other.section for other in DEPLOYED}:
+        return f"remove it: an API has only one of {', '.join(_SECTIONS_OF_DEPLOYMENTS)}"
+    here = KEYS_OF_OTHER_SYSTEMS.get(_without_separators(key), "")
+    is_section = here in draft.generation.sections and not draft.is_out_of_place(here)
+    return f'move what is in it to "{here}"' if is_section else None
+
+
+def _without_separators(key: str) -> str:
+    return re.sub("[_-]", "", key.lower())
+
+
 def _find_moved_key(draft: Draft, section: str, key: str) -> str | None:
-    """Return this generation's key for a field that another generation or section writes as `key`."""
+    """Return this generation's key for a field that another generation, section or system writes as `key`."""
     generation = draft.generation
     served = draft.available_fields()
     for other in GENERATIONS:
@@ -477,6 +496,8 @@ def _find_moved_key(draft: Draft, section: str, key: str) -> str | None:
     }
     # If models and another section both have the key, prefer the other section.
     likely = {field for field in fields if not field.startswith(f"{MODELS}.")} or fields
+    if not likely and (field := KEYS_OF_OTHER_SYSTEMS.get(_without_separators(key))) in served:
+        likely = {field}
     return draft.written_key(likely.pop()) if len(likely) == 1 else None
 
 

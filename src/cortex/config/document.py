@@ -30,6 +30,21 @@ MAX_VALUES = 50_000  #: after alias expansion, as a limit on "billion laughs" fi
 MAX_DEPTH = 64
 
 _TAG = "tag:yaml.org,2002:"
+#: Keys of an API; with one of them, a map is no file of another system.
+_KEYS_OF_APIS = frozenset({"kind", "handler", "predictor", "definition"})
+_AS_SHOWN_IN = "write a cortex.yaml, as docs/coming-from/"
+#: Keys of the files of other systems, and what to do.
+_OTHER_FILES = (
+    ("apiVersion", "this is a manifest of Kubernetes; pass a cortex.yaml"),
+    (
+        "service include exclude python conda docker",
+        f"this is a bentofile.yaml; {_AS_SHOWN_IN}bentoml.md shows",
+    ),
+    (
+        "applications import_path proxy_location http_options grpc_options",
+        f"this is a configuration of Ray Serve; {_AS_SHOWN_IN}ray-serve.md shows",
+    ),
+)
 _TRUE = frozenset({"yes", "true", "on"})
 
 
@@ -105,12 +120,11 @@ def parse(data: bytes, file: str) -> Document:
     root = _compose(text, file)
     if root is None or not isinstance(root, yaml.SequenceNode) or not root.value:
         line, column = (root.start_mark.line + 1, root.start_mark.column + 1) if root else (1, 1)
-        is_map = isinstance(root, yaml.MappingNode)
         is_text = isinstance(root, yaml.ScalarNode)
-        fix = 'put "- " before the first key and indent the others' if is_map else 'write "- name: …" for each API'
+        fix = 'write "- name: …" for each API'
         fix = f"is this a configuration file? {fix}" if is_text else fix
-        if isinstance(root, yaml.MappingNode) and any(key.value == "apiVersion" for key, _ in root.value):
-            fix = "this is a manifest of Kubernetes; pass a cortex.yaml"
+        if isinstance(root, yaml.MappingNode):
+            fix = _fix_of_map(root)
         raise _config_error(file, line, column, "must contain a list of maps", fix)
     conversion = _NodeBuilder(file)
     nodes = conversion.run(root)
@@ -127,6 +141,18 @@ def parse(data: bytes, file: str) -> Document:
             )
     items = tuple(node for node in nodes if isinstance(node.value, dict))
     return Document(file, items, tuple(sorted(problems.values())), labels)
+
+
+def _fix_of_map(root: yaml.MappingNode) -> str:
+    """Return the fix for a map instead of the list: it may be a file of another system."""
+    values = {key.value: value for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+    if not values.keys() & _KEYS_OF_APIS or "apiVersion" in values:
+        for keys, fix in _OTHER_FILES:
+            if values.keys() & {*keys.split()}:
+                return fix
+    if values.keys() == {"apis"} and isinstance(values["apis"], yaml.SequenceNode):
+        return 'remove "apis:": the file is a list of APIs'
+    return 'put "- " before the first key and indent the others'
 
 
 def _config_error(file: str, line: int, column: int, message: str, fix: str = "") -> ConfigError:
@@ -455,6 +481,9 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> tuple[tuple[int, int] | 
     problem, context = error.problem or "", error.context or ""
     if error.problem_mark and "mapping values are not allowed" in problem:
         return _explain_colon(text.split("\n"), error.problem_mark.line, error.problem_mark.column)
+    key_line = error.context_mark.line if error.context_mark and "expected ':'" in problem else None
+    if key_line is not None and (missing := _missing_space(text.split("\n"), key_line)):
+        return missing
     for row in _PARSER_ERRORS:
         if re.search(row.problem, problem) and re.search(row.context, context):
             mark = (error.context_mark if row.opener else None) or error.problem_mark or error.context_mark
@@ -474,8 +503,19 @@ def _explain_colon(lines: list[str], line: int, column: int) -> tuple[tuple[int,
     if ": " in key or above is None:
         fix = "check the indentation, or put the value in quotes"
         return (line + 1, column + 1), 'a second ": " is not allowed here', fix
+    if missing := _missing_space(lines, above):
+        return missing
     indent = len(lines[above]) - len(lines[above].lstrip(" -"))
     if ":" not in lines[above]:
         return (above + 1, indent + 1), 'a ":" is missing after the key', 'write "key: value"'
     message = "the indentation does not match the lines above"
     return (line + 1, column - len(key) + 1), message, "align the key with those beside it"
+
+
+def _missing_space(lines: list[str], line: int) -> tuple[tuple[int, int], str, str] | None:
+    """Return the explanation of a line such as `name:iris`; None for other lines."""
+    found = re.match(r"[ -]*(\w+):(?!//)[^\s:]", lines[line]) if line < len(lines) else None
+    if found is None or ": " in lines[line].split("#")[0]:
+        return None
+    fix = f'write "{found[1]}: " with a space'
+    return (line + 1, found.end()), "a space is missing after the colon", fix

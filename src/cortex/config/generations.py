@@ -337,6 +337,29 @@ GENERATIONS = (
     TASK,
     SPLITTER,
 )
+#: Keys of KServe, BentoML, Ray Serve and Seldon Core, in lower case without separators → the field or section here;
+#: "": there is none.
+KEYS_OF_OTHER_SYSTEMS = {
+    **dict.fromkeys(("min", "minreplicas", "minscale", "replicas", "numreplicas"), "autoscaling.min_replicas"),
+    **dict.fromkeys(("max", "maxreplicas", "maxscale"), "autoscaling.max_replicas"),
+    **dict.fromkeys(("scaletarget", "targetongoingrequests"), "autoscaling.target_replica_concurrency"),
+    **dict.fromkeys(
+        ("concurrency", "containerconcurrency", "maxconcurrency", "maxongoingrequests"),
+        "autoscaling.max_replica_concurrency",
+    ),
+    "autoscalingconfig": "autoscaling",
+    **dict.fromkeys(("workers", "numworkers"), "handler.processes_per_replica"),
+    **dict.fromkeys(("envs", "envvars", "environment"), "handler.env"),
+    **dict.fromkeys(("storageuri", "modeluri"), "handler.models.path"),
+    **dict.fromkeys(("resources", "requests", "limits", "rayactoroptions"), "compute"),
+    "numcpus": "compute.cpu",
+    "memory": "compute.mem",
+    "numgpus": "compute.gpu",
+    **dict.fromkeys(("readinessprobe", "healthcheck"), "readiness"),
+    "routeprefix": "networking.endpoint",
+    "timeoutseconds": "networking.timeout_s",
+    "importpath": "",
+}
 #: The generations of files with `kind: deployment`.
 DEPLOYED = (MODEL, FUNCTIONS, ONNX_MODEL, TENSORFLOW_MODEL, DEPLOYED_CLASS)
 

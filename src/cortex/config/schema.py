@@ -43,6 +43,7 @@ from cortex.config.values import (
 )
 from cortex.lifecycle import ApiKind
 from cortex.recording import json_path
+from cortex.spelling import nearest
 
 
 class ConfigModel(BaseModel):
@@ -84,10 +85,7 @@ def _code_path(value: object, info: ValidationInfo) -> str | None:
     """Validate the user's file, which only Python code requires: models of other types can be served without code."""
     if value is not None:
         return _project_path(value)
-    if (
-        info.data.get("type", PYTHON) in (PYTHON, *APPLICATION_TYPES)
-        and info.data.get("interface") not in REQUEST_HANDLERS
-    ):
+    if needs_code(info.data.get("type", PYTHON)) and info.data.get("interface") not in REQUEST_HANDLERS:
         raise PydanticKnownError("missing")
     return None
 
@@ -241,8 +239,25 @@ def _readiness(value: object) -> str:
     return written
 
 
+_TYPES = (PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi", COMMAND)
+#: What people write as `type` of a handler → the one that serves it.
+_FRAMEWORKS = {
+    **dict.fromkeys(("fastapi", "starlette", "litestar", "quart", "sanic"), "asgi"),
+    **dict.fromkeys(("flask", "django", "bottle", "falcon", "pyramid"), "wsgi"),
+    **dict.fromkeys(("sklearn", "xgboost", "lightgbm", "mlflow"), ANY_MODEL),
+    **dict.fromkeys(("keras", "tf"), "tensorflow"),
+    **dict.fromkeys(("torch", "pytorch", "torchscript", "huggingface"), PYTHON),
+    **dict.fromkeys(("vllm", "container", "docker", "shell", "process"), COMMAND),
+}
 #: Values of `type` for applications, which answer everything below the endpoint.
 APPLICATION_TYPES = frozenset({"asgi", "wsgi"})
+
+
+def needs_code(type_: str) -> bool:
+    """Return whether a handler of a type, or of the type that a wrong word means, needs a file."""
+    meant = type_ if type_ in _TYPES else _FRAMEWORKS.get(type_.lower()) or nearest(type_, _TYPES)
+    return meant in (None, PYTHON, *APPLICATION_TYPES)
+
 
 Interface = Literal["functions", "older_request_handler", "request_handler", "predictor", "handler"]
 #: Interfaces whose code only prepares the inputs and outputs of a model.
@@ -266,17 +281,23 @@ MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored a
 
 @accepts(type="string", pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$")
 def _api_name(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise wrong_type(value, "a string", f"write {quote(_nearest_name(str(value)))}")
     name = text(value)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        suggestion = dashed(name).lstrip("-0123456789")
         raise problem(
             f"{quote(name)} must contain only lower case letters, numbers, and dashes, start with a letter, "
             "and cannot end with a dash",
-            f"write {quote(suggestion or 'my-api')}",
+            f"write {quote(_nearest_name(name))}",
         )
     if len(name) > MAX_OLD_NAME_LENGTH:
         raise problem(f"is too long ({len(name)} characters)", f"shorten it to {MAX_NAME_LENGTH} characters")
     return name
+
+
+def _nearest_name(name: str) -> str:
+    letters = dashed(name) or "my-api"
+    return letters if letters[0].isalpha() else f"api-{letters}"
 
 
 ApiName = Annotated[str, BeforeValidator(_api_name)]
@@ -386,7 +407,7 @@ class Handler(ConfigModel):
     )
 
     interface: Interface
-    type: Annotated[str, BeforeValidator(enum(PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi", COMMAND))]
+    type: Annotated[str, BeforeValidator(enum(*_TYPES, synonyms=_FRAMEWORKS))]
     #: The user's file; None: a built-in class serves the models.
     path: Annotated[str | None, BeforeValidator(_code_path)] = Field(default=None, validate_default=True)
     app: Annotated[str, BeforeValidator(_attribute_name)] | None = None  #: the application in `path`, or its factory
@@ -725,6 +746,11 @@ class Api(ConfigModel):
     def runs_command(self) -> bool:
         """True if a server of the user's own answers everything below the endpoint."""
         return self.handler.type == COMMAND
+
+    @property
+    def has_docs(self) -> bool:
+        """True if cortex has a documentation page for the API; applications and commands may have their own."""
+        return self.networking.docs and not self.is_application and not self.runs_command
 
     @property
     def readiness_sample(self) -> str | None:

@@ -24,7 +24,7 @@ from cortex.config.rules.field_rules import field_violations
 from cortex.config.rules.project_rules import project_violations
 from cortex.config.rules.protobuf_rules import read_service, with_endpoint
 from cortex.config.rules.violations import CheckedApi, Violation
-from cortex.config.schema import Api
+from cortex.config.schema import Api, needs_code
 from cortex.config.values import NULL
 from cortex.errors import ConfigError, Diagnostic
 from cortex.projects.project import ProjectFiles
@@ -154,9 +154,9 @@ def _check(draft: Draft) -> tuple[CheckedApi, list[Diagnostic]]:
             before = frozenset(wrong)
             for detail in error.errors(include_url=False, include_input=False):
                 field = _field_of(draft, detail["loc"])
-                # With models, the type decides whether a path is required; an invalid one is reported itself.
-                is_open = (
-                    field == "handler.path" and "handler.type" in wrong and "handler.models" in draft.section_nodes
+                # The type decides whether a path is required; an invalid one is reported itself.
+                is_open = (field == "handler.path" and "handler.type" in wrong) and (
+                    "handler.models" in draft.section_nodes or not needs_code(draft.type)
                 )
                 if not is_open and field not in before and (found := _diagnose(draft, detail, field)):
                     problems.append(found)

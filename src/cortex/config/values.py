@@ -6,12 +6,11 @@ function depends on the field that it validates.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 import zoneinfo
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from cortex.projects.dotenv import RESERVED_PREFIX
+from cortex.spelling import nearest
 
 #: Attribute of a validator with the JSON Schema of what it accepts.
 ACCEPTED = "json_schema"
@@ -73,13 +73,6 @@ def quote(value: object) -> str:
     return shown if len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate closest to `word`, ignoring case; None if none is close."""
-    by_lower = {candidate.lower(): candidate for candidate in sorted(candidates)}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.65)
-    return by_lower[found[0]] if found else None
-
-
 def dashed(name: str) -> str:
     """Convert a name to lower case letters, numbers and single inner dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -107,8 +100,8 @@ def text(value: object) -> str:
     return value
 
 
-def enum(*allowed: str) -> Callable[[object], str]:
-    """Return a validator for one of several words."""
+def enum(*allowed: str, synonyms: Mapping[str, str] | None = None) -> Callable[[object], str]:
+    """Return a validator for one of several words; `synonyms` maps words in lower case to the one that they mean."""
 
     @accepts(enum=list(allowed))
     def read(value: object) -> str:
@@ -116,7 +109,9 @@ def enum(*allowed: str) -> Callable[[object], str]:
             return value
         if value is None:
             raise wrong_type(value, "a string")
-        meant = allowed[0] if len(allowed) == 1 else nearest(value, allowed) if isinstance(value, str) else None
+        meant = allowed[0] if len(allowed) == 1 else None
+        if meant is None and isinstance(value, str):
+            meant = (synonyms or {}).get(value.lower()) or nearest(value, allowed)
         choice = " or ".join(quote(word) for word in allowed)
         raise problem(f"invalid value (got {quote(value)}, must be {choice})", f"write {quote(meant or allowed[0])}")
 
@@ -169,10 +164,24 @@ def number(
 ) -> Callable[[object], float]:
     """Return a validator for finite numbers in a range."""
 
+    def is_in_range(value: float) -> bool:
+        try:
+            _check_range(value, "", above=above, at_least=at_least, below=below)
+        except PydanticCustomError:
+            return False
+        return True
+
+    def fix_of(value: object) -> str:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?%", value):
+            meant = fraction(value)
+            if is_in_range(meant):
+                return f"write {meant:g}"
+        return f"write a number, such as {1.5 if is_in_range(1.5) else 0.5}"
+
     @accepts(type="number", **_range_schema(above=above, at_least=at_least, below=below))
     def read(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise wrong_type(value, "a number", "write a number, such as 1.5")
+            raise wrong_type(value, "a number", fix_of(value))
         _check_range(value, quote(value), above=above, at_least=at_least, below=below)
         return float(value)
 
@@ -194,13 +203,17 @@ def parse_quantity(value: object) -> Decimal | None:
     return Decimal(amount).scaleb(_DECIMAL_UNITS[unit] + exponent)
 
 
-def _quantity(value: object, examples: str) -> Decimal:
+def _quantity(value: object, examples: str, units: Mapping[str, str]) -> Decimal:
+    """Parse a positive quantity; `units` maps the first letter of units that people write to the right ones."""
     if value is None or isinstance(value, bool | list | dict):
         raise wrong_type(value, "a string or a number", f"write something like {examples}")
     amount = parse_quantity(value)
     if amount is None:
-        unit = re.fullmatch(r"([0-9.]+) ?([kmgtpKMGTP])i?[bB]?", str(value))
-        fix = f'write "{unit[1]}{unit[2].upper()}i"' if unit else f"write something like {examples}"
+        written = re.fullmatch(r"([0-9.]+) ?([a-z])[a-z]*", str(value).lower())
+        unit = units.get(written[2]) if written else None
+        fix = f"write something like {examples}"
+        if written and unit is not None:
+            fix = f'write "{written[1]}{unit}"' if unit else f"write {written[1]}"
         raise problem(f"{quote(value)}: invalid quantity", fix)
     if amount <= 0:
         raise problem(f"must be greater than 0 (got {value})", f"write something like {examples}")
@@ -210,7 +223,7 @@ def _quantity(value: object, examples: str) -> Decimal:
 @accepts(anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": _QUANTITY_SCHEMA}])
 def cores(value: object) -> float:
     """Parse a CPU quantity into cores: `200m` is 0.2."""
-    return float(_quantity(value, '"500m" or 2'))
+    return float(_quantity(value, '"500m" or 2', {"m": "m", "c": "", "v": ""}))  # millicores, cores, vCPUs
 
 
 @accepts(
@@ -221,7 +234,7 @@ def cores(value: object) -> float:
 )
 def memory_bytes(value: object) -> int:
     """Parse a memory quantity into bytes: `1Ki` is 1024."""
-    size = math.ceil(_quantity(value, '"512Mi" or "2Gi"'))
+    size = math.ceil(_quantity(value, '"512Mi" or "2Gi"', {letter: f"{letter.upper()}i" for letter in "kmgtp"}))
     if size > _MAX_BYTES:
         raise problem(f"must be at most 4Ei (got {quote(value)})", "write a smaller amount")
     return size

@@ -17,6 +17,7 @@ import psutil
 from cortex.config.schema import Api
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.link import Link
+from cortex.supervisor.exit_reasons import count_kernel_oom_kills, name_death
 from cortex.worker.spec import DEV_VARIABLE, ReplicaSpec
 
 #: Time for a process to end in order, with its exit hooks, before it is killed.
@@ -66,7 +67,9 @@ class ApiProcess:
         self.signature = ""
         self.is_debugging = False
         self.is_stopping = False
+        self.exit_reason = ""  #: once it has ended
         self.requests = 0  #: connections that are open
+        self._oom_kills = count_kernel_oom_kills()
         self._environ = environ
         self._debug = debug
         self._on_debugging = on_debugging
@@ -180,7 +183,8 @@ class ApiProcess:
             self.is_debugging = False
             self._debug.token.put_back()
             self._on_debugging(False)
-        self._resolve(LoadResult("failed", f"its process ended: {describe_exit(status)}"))
+        self.exit_reason = name_death(_wait_status(status), count_kernel_oom_kills() - self._oom_kills).message
+        self._resolve(LoadResult("failed", f"its process ended: {self.exit_reason}"))
         self._link.close()
         self.ended.set()
         self._on_exit(self)
@@ -189,20 +193,10 @@ class ApiProcess:
         if self._result is not None and not self._result.done():
             self._result.set_result(result)
 
-    @property
-    def exit_reason(self) -> str:
-        """Return how the process has ended."""
-        return describe_exit(self._process.returncode or 0)
 
-
-def describe_exit(status: int) -> str:
-    """Describe the return code of `subprocess`."""
-    if status >= 0:
-        return f"exited with code {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+def _wait_status(return_code: int) -> int:
+    """Return the wait status of a return code of `subprocess`."""
+    return return_code << 8 if return_code >= 0 else -return_code
 
 
 def environment_of_processes(environ: Mapping[str, str]) -> dict[str, str]:

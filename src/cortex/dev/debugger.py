@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from cortex.worker.monitoring.request_log import write_log
@@ -55,15 +56,44 @@ class TerminalToken:
 
 def install(token: TerminalToken, on_change: Callable[[bool], object]) -> None:
     """Make all debuggers of this process wait for the terminal; `on_change` is called when one begins and ends."""
+    lock = threading.RLock()  # the command `debug` starts a debugger within one
+    is_held = False
+
+    @contextlib.contextmanager
+    def terminal() -> Iterator[None]:
+        nonlocal is_held
+        with lock:
+            if is_held:
+                yield
+                return
+            with token.held():
+                is_held = True
+                on_change(True)
+                try:
+                    yield
+                finally:
+                    is_held = False
+                    on_change(False)
 
     class TerminalPdb(pdb.Pdb):
         def interaction(self, *args: Any, **kwargs: Any) -> None:
-            with token.held():
-                on_change(True)
-                try:
-                    super().interaction(*args, **kwargs)
-                finally:
-                    on_change(False)
+            with terminal():
+                super().interaction(*args, **kwargs)
+
+        # These print a line, such as `--Call--`, before the interaction.
+
+        def user_call(self, frame: FrameType, argument_list: None) -> None:
+            if self.stop_here(frame):
+                with terminal():
+                    super().user_call(frame, argument_list)
+
+        def user_return(self, frame: FrameType, return_value: Any) -> None:
+            with terminal():
+                super().user_return(frame, return_value)
+
+        def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+            with terminal():
+                super().user_exception(frame, exc_info)
 
     def breakpointhook(*_: Any, **__: Any) -> None:
         frame = sys._getframe(1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
 from cortex.config.schema import Api
-from cortex.dev.api_process import ApiProcess, DebugSettings, LoadResult
+from cortex.dev.api_process import ApiProcess, DebugSettings, LoadedFiles, LoadResult
 from cortex.dev.http_gateway import UnavailableError
 from cortex.payloads.signature import parse_signature
 from cortex.processes.backoff import Backoff
@@ -23,7 +24,17 @@ _DRAIN_S = 30.0
 #: The next process is prepared once the current one has been ready for this long.
 _STANDBY_DELAY_S = 0.2
 _EXIT_POLL_S = 0.01
+#: A connection that a process closes without an answer waits this long for the end of the process.
+_EXIT_REASON_S = 1.0
 _RESTART_BACKOFF = Backoff(0.1, 5.0)
+#: Time to finish for a process that loads when a file changes, if changes have ended the starts before it, too: a
+#: server that writes a file of the project at its start would never be ready otherwise.
+_ABANDON_BACKOFF = Backoff(1.0, 60.0)
+#: A change that follows a start within this time may be its consequence; so many of one file in a row are applied at
+#: once.
+_REPEAT_S = 1.0
+_FREE_REPEATS = 3
+_REPEAT_BACKOFF = Backoff(1.0, 60.0)
 
 
 class DevApi:
@@ -44,7 +55,13 @@ class DevApi:
         self._owners: dict[socket.socket, ApiProcess] = {}
         self._deaths = 0
         self._loading: ApiProcess | None = None
-        self._is_outdated = False  #: the process that loads is of older files
+        self.last_changed = ""  #: the file because of which the server of a command was restarted last
+        self._repeats = 0  #: such restarts in a row that the same file caused
+        self._loaded_at = 0.0  #: or failed to
+        self._failed_files = LoadedFiles()  #: of the last process that failed to start
+        self._outdated_by = ""  #: the file whose change ended the last start
+        self._abandoned_starts = 0  #: in a row
+        self._abandon_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -62,12 +79,16 @@ class DevApi:
     @property
     def modules(self) -> frozenset[str]:
         """Return the project's modules that the process has loaded, relative to it."""
-        return self._current.files.modules if self._current is not None else frozenset()
+        return self._files.modules
 
     @property
     def data(self) -> frozenset[str]:
         """Return the other files of the project that the process read while it was loading."""
-        return self._current.files.data if self._current is not None else frozenset()
+        return self._files.data
+
+    @property
+    def _files(self) -> LoadedFiles:
+        return self._current.files if self._current is not None else self._failed_files
 
     @property
     def is_serving(self) -> bool:
@@ -77,9 +98,14 @@ class DevApi:
     # Requests.
 
     async def connect(self) -> socket.socket:
-        """Return a connection for one request; wait while the API is reloaded. Raises: UnavailableError."""
+        """Return a connection for one request; wait while the API is reloaded. Raises: UnavailableError.
+
+        A file that was saved before is noticed first. Like a request that waits for a replica, this one waits for
+        `networking.timeout`; longer while a debugger runs.
+        """
+        await self._session.notice_changes()
         while True:
-            await self._open.wait()
+            await self._wait_until_open()
             process = self._current
             if process is None:
                 raise UnavailableError(f"{self.api.name} does not run: {self.failure}")
@@ -89,6 +115,26 @@ class DevApi:
                 self._owners[connection] = process
                 return connection
             await asyncio.sleep(_EXIT_POLL_S)  # it has ended; `_on_exit` follows
+
+    async def _wait_until_open(self) -> None:
+        timeout_s = self.api.networking.timeout_s
+        while not self._open.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._open.wait(), timeout_s)
+                return
+            if not self._session.terminal.is_debugging:
+                what = "it was not ready" if self._current is None else "a change was not applied"
+                reason = f" ({self.failure})" if self.failure else ""
+                raise UnavailableError(
+                    f"{self.api.name} is still loading: {what} within {timeout_s:g} s, its networking.timeout{reason}"
+                )
+
+    async def exit_reason(self, connection: socket.socket) -> str:
+        """Return why the process of a connection ended on its own; "" if it is not known in time, or goes on."""
+        process = self._owners[connection]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.ended.wait(), _EXIT_REASON_S)
+        return "" if process.is_stopping else process.exit_reason
 
     def disconnect(self, connection: socket.socket) -> None:
         """Note that a request has ended."""
@@ -114,16 +160,26 @@ class DevApi:
     async def restart(self) -> LoadResult:
         """Start a process with the present code; it takes over once it is ready. Otherwise the old one goes on."""
         process = self._loading = self._take_standby() or self._new_process()
-        self._is_outdated = False
+        self._outdated_by = ""
         try:
             result = await process.load(self.spec, self.api, self._session.prefix_of(self.api))
         finally:
             self._loading = None
+            has_changed = self._abandon_timer is not None
+            if self._abandon_timer is not None:
+                self._abandon_timer.cancel()
+                self._abandon_timer = None
+        if self._outdated_by:
+            self._in_background(process.stop())
+            self._abandoned_starts += 1
+            self.failure = self.outdated_reason
+            return LoadResult("outdated")
+        if not has_changed:
+            self._abandoned_starts = 0
+        self._loaded_at = time.monotonic()
         if result.kind != "ready":
             self._in_background(process.stop())
-            if self._is_outdated:
-                self.failure = "its files changed while it was loading"
-                return LoadResult("outdated")
+            self._failed_files = process.files
             if self._current is None:
                 self.failure = result.message
             return result
@@ -134,16 +190,31 @@ class DevApi:
         self._standby_timer = loop.call_later(_STANDBY_DELAY_S, self._prepare_standby)
         return result
 
-    def abandon_start(self) -> None:
-        """End a process that loads, because its files have changed meanwhile; not if its user debugs it."""
-        if self._loading is not None and not self._loading.is_debugging:
-            self._is_outdated = True
-            self._in_background(self._loading.stop(0.0))
+    def abandon_start(self, file: str) -> None:
+        """End a process that loads, because a file has changed meanwhile; not if its user debugs it.
+
+        Each further one in a row gets more time to finish first.
+        """
+        if self._loading is None or self._abandon_timer is not None:
+            return
+        delay_s = _ABANDON_BACKOFF.delay_s(self._abandoned_starts) if self._abandoned_starts else 0.0
+        self._abandon_timer = asyncio.get_running_loop().call_later(delay_s, self._abandon, self._loading, file)
+
+    def _abandon(self, process: ApiProcess, file: str) -> None:
+        self._abandon_timer = None
+        if not process.is_debugging:
+            self._outdated_by = file
+            self._in_background(process.stop(0.0))
 
     @property
     def is_outdated(self) -> bool:
         """Return whether the last start was abandoned: the next change starts a process in any case."""
-        return self._is_outdated
+        return bool(self._outdated_by)
+
+    @property
+    def outdated_reason(self) -> str:
+        """Return why the last start was abandoned."""
+        return f"{self._outdated_by} changed while it was loading"
 
     async def stop(self) -> None:
         """End all processes of the API."""
@@ -154,6 +225,15 @@ class DevApi:
         self.failure = "cortex dev ends"
         self.release()
         await asyncio.gather(*(each.stop() for each in processes), *self._tasks, return_exceptions=True)
+
+    def repeat_delay_s(self, file: str) -> float:
+        """Return how long the restart because of a changed file waits: it has changed right after the last ones, too.
+
+        A server that writes a file of the project at each start would be restarted without end.
+        """
+        is_repeated = file == self.last_changed and time.monotonic() - self._loaded_at < _REPEAT_S
+        self.last_changed, self._repeats = file, self._repeats + 1 if is_repeated else 0
+        return _REPEAT_BACKOFF.delay_s(self._repeats - _FREE_REPEATS) if self._repeats > _FREE_REPEATS else 0.0
 
     # Processes.
 

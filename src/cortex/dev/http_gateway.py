@@ -58,6 +58,7 @@ class Head:
     keeps_alive: bool
     is_chunked: bool
     is_upgrade: bool
+    is_http_1_0: bool = False  #: the end of the connection may be that of the response's body
 
     @property
     def path(self) -> str:
@@ -224,12 +225,22 @@ class DevGateway:
             sending = asyncio.create_task(client.send_body(exchange.head, writer))
             try:
                 exchange.status = await _Response(exchange, reader, client).relay()
+                if not exchange.status and not client.reader.at_eof():
+                    await self._answer_for_process(client, exchange, await route.upstream.exit_reason(connection))
             finally:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
                 writer.transport.abort()
         finally:
             route.upstream.disconnect(connection)
+
+    async def _answer_for_process(self, client: _ClientConnection, exchange: _Exchange, exit_reason: str) -> None:
+        """Answer a request that its process has not answered: as a replica does, if the process died."""
+        if exit_reason:
+            exchange.status, exchange.reason = 500, f"the process that handled this request died: {exit_reason}"
+        else:
+            exchange.status, exchange.reason = 502, "the process of the API closed the connection before it answered"
+        await client.respond_error(exchange.status, exchange.reason, exchange.request_id)
 
     # Routes.
 
@@ -289,7 +300,7 @@ def _route_below(target: DevApi, owner: Api, below: str) -> _Route | None:
 def _request_head(exchange: _Exchange, route: _Route, client_host: str) -> bytes:
     """Return the head of a request for a process, without what clients may not set."""
     head = exchange.head
-    lines = [b"%b %b HTTP/1.1" % (head.method.encode(), head.url)]
+    lines = [b"%b %b HTTP/1.%d" % (head.method.encode(), head.url, 0 if head.is_http_1_0 else 1)]
     for name, value in head.headers:
         is_of_connection = name in _OF_CONNECTION or (name == b"upgrade" and not head.is_upgrade)
         if not is_of_connection and not name.startswith((b"x-cortex-", b"x-forwarded-")):
@@ -398,8 +409,9 @@ class _ClientConnection:
         is_chunked = any(name == b"transfer-encoding" and value.lower() == b"chunked" for name, value in headers)
         method = self._parser.get_method().decode("latin-1")
         is_upgrade = self._parser.should_upgrade()
-        keeps_alive = self._parser.should_keep_alive()
-        self._events.append(Head(method, self._url, headers, keeps_alive, is_chunked, is_upgrade))
+        is_http_1_0 = self._parser.get_http_version() == "1.0"
+        keeps_alive = self._parser.should_keep_alive() and not is_http_1_0
+        self._events.append(Head(method, self._url, headers, keeps_alive, is_chunked, is_upgrade, is_http_1_0))
 
     def on_body(self, data: bytes) -> None:
         """Append a piece of the body."""
@@ -442,15 +454,10 @@ class _Response:
         self._parser = HttpResponseParser(self)
 
     async def relay(self) -> int:
-        """Pass the response on; return its status, 0 if the client disconnected before it."""
+        """Pass the response on; return its status, 0 without one."""
         head = await self._read_head()
         if head is None:
-            if self._client.reader.at_eof():
-                return 0
-            message = "the process of the API ended, or closed the connection, before it answered"
-            self._exchange.reason = message
-            await self._client.respond_error(502, message, self._exchange.request_id)
-            return 502
+            return 0
         start, rest = head
         status = self._exchange.status = int(start[9:12])
         line, _, fields = start.partition(b"\r\n")
@@ -466,7 +473,7 @@ class _Response:
             await self._client.writer.drain()
             data = await self._read()
             if not data:
-                self._client.is_broken = True
+                self._client.is_broken = not self._exchange.head.is_http_1_0
                 return status
             self._client.writer.write(data)
             self._feed(data)

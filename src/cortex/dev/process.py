@@ -167,8 +167,6 @@ class _CommandServer:
 
 
 class _JobServer:
-    signature = None
-
     def __init__(self, spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> None:
         from cortex.config.schema import Api  # noqa: PLC0415 - processes that serve requests start faster
         from cortex.dev.job_server import JobServer  # noqa: PLC0415 - likewise
@@ -182,6 +180,10 @@ class _JobServer:
         self.add = self._server.add
         self.run_jobs = self._server.run
         self.stop = self._server.stop
+
+    @property
+    def signature(self) -> ApiSignature | None:
+        return self._api.signature
 
     @property
     def class_name(self) -> str | None:

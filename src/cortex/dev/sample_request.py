@@ -14,7 +14,7 @@ from cortex.config.schema import Api
 from cortex.dev.terminal import format_body
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.inference import row_of_zeros
-from cortex.payloads.openapi.schemas import example_of
+from cortex.payloads.openapi.schemas import example_of, example_with_keys
 from cortex.payloads.signature import ApiSignature, RouteSignature, parse_signature
 from cortex.predictor.applications import example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
@@ -41,6 +41,10 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     known = parse_signature(signature) if signature else ApiSignature()
     if known.routes and not known.methods:  # nothing answers at the endpoint
         return _route_command(known.routes[0], plain_url)
+    if known.models and not known.methods:  # likewise; handle_v2() does not say which inputs it takes
+        inputs = [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]
+        target = shlex.quote(f"{plain_url.rstrip('/')}/v2/models/{known.models[0].name}/infer")
+        return f"curl {target} {_JSON_HEADER} -d {shlex.quote(json.dumps({'inputs': inputs}))}"
     sample = next((name for name in (api.readiness, _SAMPLE_FILE) if name and (folder / name).is_file()), None)
     arguments = _arguments(api, folder)
     verb = arguments.verb if arguments is not None else "POST"
@@ -145,11 +149,10 @@ def _route_command(route: RouteSignature, url: str) -> str:
 
 def _example(known: ApiSignature, arguments: RequestArguments | None) -> Any:
     """Return a payload: a row of zeros for a model, otherwise the keys that the method reads or its type declares."""
-    if known.models and (row := row_of_zeros(known.models[0])) is not None and not known.methods:
-        return {"instances": [row]}
     schema = known.methods[0].payload.schema if known.methods and known.methods[0].payload is not None else {}
-    if "properties" in schema or "$ref" in schema:
-        return example_of(schema, schema.get("$defs", {}))
+    keys = (arguments.payload_keys if arguments is not None else None) or ()
+    if (example := example_with_keys(schema, schema.get("$defs", {}), keys)) is not None:
+        return example
     if known.models and (row := row_of_zeros(known.models[0])) is not None:
         return {"instances": [row]}
-    return dict.fromkeys(arguments.payload_keys or (), 1) if arguments is not None else {}
+    return dict.fromkeys(keys, 1)

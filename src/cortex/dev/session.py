@@ -25,13 +25,14 @@ from cortex.dev.debugger import TerminalToken
 from cortex.dev.dev_api import DevApi
 from cortex.dev.http_gateway import DevGateway
 from cortex.dev.local.project import LocalProject, prepare
+from cortex.dev.reload.file_usage import FileUsage
 from cortex.dev.reload.file_watcher import FileWatcher
 from cortex.dev.sample_request import SampleRequest, curl_command
 from cortex.dev.terminal import Terminal, format_ms
 from cortex.errors import ConfigError, CortexError, Diagnostic, InputError
 from cortex.home import Home
 from cortex.lifecycle import ApiKind
-from cortex.projects.dotenv import DOTENV_NAME
+from cortex.projects.archive import IGNORE_NAME
 from cortex.worker.spec import ReplicaSpec
 
 #: Calls have no deadline, since a debugger may stop them.
@@ -41,6 +42,9 @@ STREAM_S = 1.0
 #: A start that takes longer is reported before it ends.
 _SLOW_START_S = 1.0
 _PORTS_TRIED = 20
+#: The longest time that a request waits for files to settle: some may change without end.
+_NOTICE_S = 0.2
+_NOTICE_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,14 @@ class DevSession:
         self._port = 0
         self._project: LocalProject
         self._changed: asyncio.Queue[set[Path]] = asyncio.Queue()
+        self._unapplied: set[Path] = set()  #: files of a change that failed: they are applied with the next one
         self._stopped = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._has_failed = False
+        self._is_installing = False
+        #: Names of APIs, and files because of which their restarts wait, or have waited.
+        self._postponed: set[tuple[str, str]] = set()
+        self._due: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Serve until SIGINT, SIGTERM or SIGHUP. Raises: ConfigError, InputError, CortexError."""
@@ -82,7 +91,7 @@ class DevSession:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stopped.set)
         self._port = await self._listen()
-        self._watcher = FileWatcher(loop, self._changed.put_nowait)
+        self._watcher = FileWatcher(loop, self._on_change)
         work = asyncio.create_task(self._work())
         stopping = asyncio.create_task(self._stopped.wait())
         try:
@@ -98,29 +107,30 @@ class DevSession:
             await asyncio.gather(*(each.stop() for each in self._apis.values()))
             token.close()
 
+    @property
+    def _files(self) -> FileUsage:
+        return FileUsage(self._project, [*self._apis.values()])
+
     def prefix_of(self, api: Api) -> str:
         """Return what precedes each line that the processes of an API print: nothing if there is just one API."""
         return f"{api.name} | " if len(self._apis) > 1 else ""
 
     def watch(self) -> None:
         """Watch the files that the project and its processes use at present."""
-        project = self._project
-        paths = {project.config_file, project.folder / ".cortexignore"}
-        paths |= {project.folder / name for name in project.diagnosis.project.files if name.endswith(".py")}
-        for each in self._apis.values():
-            paths |= {project.folder / name for name in (*each.modules, *each.data)}
-            paths |= {*project.dependency_files(each.api), *project.settings_files(each.api)}
-            if each.api.runs_command:  # any file of the project may be a part of its program
-                paths |= {project.folder / name for name in project.diagnosis.project.files}
-        if self._has_failed:  # a module that is missing may be added
-            paths |= {path.parent for path in paths if path.parent.is_relative_to(project.folder)}
-        self._watcher.watch(paths)
+        self._watcher.watch(self._files.watched(self._has_failed))
+
+    async def notice_changes(self) -> None:
+        """Wait until files that have changed are noticed, and the requests that they concern are held."""
+        deadline = time.monotonic() + _NOTICE_S
+        while self._watcher.is_behind() and time.monotonic() < deadline:
+            await asyncio.sleep(_NOTICE_POLL_S)
+        await asyncio.sleep(0)  # `_on_change` may be the next callback
 
     async def restart_after_exit(self, each: DevApi) -> None:
         """Start the process of an API again after it has ended on its own."""
         async with self._reloading:
             if not each.is_serving:
-                await self._start_process(each, time.perf_counter(), "started again")
+                await self._until_changed(self._start_process(each, time.perf_counter(), "started again"))
             if not each.is_outdated:
                 each.release()
 
@@ -181,8 +191,6 @@ class DevSession:
 
     async def _start(self, each: DevApi) -> None:
         await self._start_process(each, time.perf_counter(), "ready")
-        if not each.is_outdated:
-            each.release()
         self.watch()
 
     def _print_api(self, each: DevApi) -> None:
@@ -193,7 +201,7 @@ class DevSession:
         each.is_shown = True
         if api.kind is not ApiKind.SPLITTER:
             self.terminal.raw(f"  {curl_command(api, url, each.signature, self._project.folder)}")
-        if api.networking.docs and not api.is_application and not api.runs_command:
+        if api.has_docs:
             self.terminal.raw(f"  {url.rstrip('/')}/docs")
 
     def _url(self, api: Api) -> str:
@@ -202,15 +210,30 @@ class DevSession:
 
     # Changes.
 
+    def _on_change(self, changed: set[Path]) -> None:
+        if not self._is_installing:  # the old code serves while packages are installed
+            for each in self._files.concerned(changed):
+                each.hold()
+        self._changed.put_nowait(changed)
+
+    def _pending(self) -> set[Path]:
+        """Return the changes that are not applied yet."""
+        pending: set[Path] = set()
+        while not self._changed.empty():
+            pending |= self._changed.get_nowait()
+        if pending:
+            self._changed.put_nowait(pending)
+        return pending
+
     async def _handle(self, changed: set[Path]) -> bool:
         """Apply a change of files, and return whether that succeeded; requests are held meanwhile."""
         is_applied = False
+        changed |= self._unapplied
         while not self._changed.empty():
             changed |= self._changed.get_nowait()
         started = time.perf_counter()
         if self._reloading.locked():  # a process that has ended is started again
-            for each in self._apis.values():
-                each.abandon_start()
+            self._abandon_starts(changed)
         async with self._reloading:
             self._gateway.paths_known.clear()
             for each in self._apis.values():
@@ -218,11 +241,19 @@ class DevSession:
             try:
                 await self._apply(changed, started)
                 is_applied = True
+                self._unapplied = set()
             except (CortexError, OSError) as error:  # OSError: files that are being replaced
-                self._report_error(error)
+                await self.notice_changes()
+                of_environments = self._files.of_environments
+                if self._pending() & of_environments:  # the next change may have corrected it
+                    self._unapplied = changed
+                else:
+                    self._unapplied = changed - of_environments  # not installed again at each save
+                    self._report_error(error)
             finally:
+                concerned = self._files.concerned(self._pending())
                 for each in self._apis.values():
-                    if not each.is_outdated or self._changed.empty():  # otherwise the next change starts it
+                    if each not in concerned:  # otherwise the next change releases it
                         each.release()
                 self._gateway.paths_known.set()
         self.watch()
@@ -234,7 +265,7 @@ class DevSession:
     async def _apply(self, changed: set[Path], started: float) -> None:
         project = await asyncio.to_thread(LocalProject.read, self._settings.config_file, self._settings.environ)
         self._print_warnings(project)
-        names = {self._relative(path) for path in changed}
+        names = {self._files.relative(path) for path in changed}
         before, self._project = self._project, project
         wanted = {api.name: api for api in project.diagnosis.apis}
         for name in self._apis.keys() - wanted.keys():
@@ -242,7 +273,7 @@ class DevSession:
             self._gateway.upstreams = [*self._apis.values()]
             await removed.stop()
             self.terminal.line(f"{name}  removed")
-        pending = []
+        pending: list[Coroutine[None, None, None]] = []
         for name, api in wanted.items():
             if name not in self._apis:
                 each = await self._add(api)
@@ -250,14 +281,21 @@ class DevSession:
                     pending.append(self._restart(each, started, "added"))
                 continue
             each = self._apis[name]
-            if changed & {*project.dependency_files(api)}:
-                each.release()  # the old code serves while packages are installed
-                self.terminal.line(f"{name}  building the environment of {api.handler.dependencies.pip}")
-            may_differ = changed & {project.config_file, project.folder / DOTENV_NAME, *project.dependency_files(api)}
-            spec = await self._prepare(project, api) if may_differ else each.spec
+            dependencies = changed & {*project.dependency_files(api)}
+            if dependencies:
+                each.release()
+                for path in sorted(dependencies):
+                    what = "building the environment of {}" if path.exists() else "building the environment without {}"
+                    self.terminal.line(f"{name}  {what.format(self._files.relative(path))}")
+            may_differ = changed & {*project.environment_files(api)}
+            self._is_installing = bool(dependencies)
+            try:
+                spec = await self._prepare(project, api) if may_differ else each.spec
+            finally:
+                self._is_installing = False
             each.hold()
-            reason = self._restart_reason(each, api, spec, names, before)
-            has_changed = bool(names & each.modules) or not each.is_serving
+            reason = self._restart_reason(each, api, spec, names)
+            has_changed = self._files.has_changed(each, api, names, before)
             if api.networking.endpoint != each.api.networking.endpoint:
                 each.is_shown = False
             each.api, each.spec = api, spec
@@ -267,19 +305,23 @@ class DevSession:
                 pending.append(self._restart(each, started, reason))
             elif has_changed:
                 pending.append(self._reload(each, started, names))
+            else:
+                each.release()
+                if dependencies:
+                    self.terminal.line(f"{name}  the environment is the same as before; its process goes on")
         self._gateway.upstreams = [*self._apis.values()]
         self._gateway.paths_known.set()
         await self._until_changed(*pending)
 
-    async def _until_changed(self, *starts: Coroutine[None, None, None]) -> None:
-        """Wait until processes have loaded; each change of files meanwhile ends those that still load."""
+    async def _until_changed(self, *starts: Coroutine[None, None, object]) -> None:
+        """Wait until processes have loaded; a change of a file meanwhile ends those that may use it."""
         changed: set[Path] = set()
 
         async def abandon_at_changes() -> None:
             while True:
-                changed.update(await self._changed.get())
-                for each in self._apis.values():
-                    each.abandon_start()
+                found = await self._changed.get()
+                changed.update(found)
+                self._abandon_starts(found)
 
         watching = asyncio.create_task(abandon_at_changes())
         try:
@@ -290,12 +332,14 @@ class DevSession:
             if changed:
                 self._changed.put_nowait(changed)
 
-    def _restart_reason(
-        self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str], before: LocalProject
-    ) -> str:
+    def _abandon_starts(self, changed: set[Path]) -> None:
+        for each, file in self._files.concerned(changed).items():
+            each.abandon_start(file)
+
+    def _restart_reason(self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str]) -> str:
         """Return why an API needs a new process whatever has changed in its code; "" if it does not."""
         if each.is_outdated:
-            return "its files changed while it was loading"
+            return each.outdated_reason
         if spec.python != each.spec.python:
             return "the environment was rebuilt"
         if spec.env != each.spec.env:
@@ -303,12 +347,34 @@ class DevSession:
         if spec != each.spec or api != each.api:
             return f"the configuration of {api.name} changed"
         if api.runs_command and (files := sorted(changed & {*self._project.diagnosis.project.files})):
-            return f"{files[0]} changed"
-        settings = {self._relative(path) for path in self._project.settings_files(api)}
+            file = next((name for name in files if name != each.last_changed), files[0])
+            return "" if self._is_postponed(each, file) else f"{file} changed"
         for name in sorted(changed):
-            if name in each.data or any(name == each or name.startswith(f"{each}/") for each in settings):
+            if name in each.data or self._files.is_setting(api, name):
                 return f"{name} changed"
         return ""
+
+    def _is_postponed(self, each: DevApi, file: str) -> bool:
+        """Return whether the restart of a command waits, because the same file has caused the last ones."""
+        key = each.api.name, file
+        if key in self._due:
+            self._due.remove(key)
+            return False
+        if key in self._postponed:
+            return True
+        delay_s = each.repeat_delay_s(file)
+        if not delay_s:
+            return False
+        self._postponed.add(key)
+        asyncio.get_running_loop().call_later(delay_s, self._resume, key)
+        what = f"{file} has changed after each of the last starts; the next one follows in {delay_s:g} s"
+        self.terminal.line(f"{each.api.name}  {what}. Unless you edit it, list it in {IGNORE_NAME}")
+        return True
+
+    def _resume(self, key: tuple[str, str]) -> None:
+        self._postponed.remove(key)
+        self._due.add(key)
+        self._on_change({self._project.folder / key[1]})
 
     async def _reload(self, each: DevApi, started: float, changed: set[str]) -> None:
         """Swap functions, or start a new process if that does not suffice."""
@@ -316,6 +382,7 @@ class DevSession:
         if result.kind != "swapped":
             await self._restart(each, started, result.message)
             return
+        each.release()
         files = ", ".join(sorted(changed & each.modules))
         if not result.names:
             self.terminal.line(f"{each.api.name}  {files}: nothing that runs has changed")
@@ -325,7 +392,7 @@ class DevSession:
         self._cut_streams(each)
 
     async def _restart(self, each: DevApi, started: float, reason: str) -> None:
-        if await self._start_process(each, started, f"new process ({reason}), ready"):
+        if await self._start_process(each, started, f"new process ({reason}), ready", reason):
             self._cut_streams(each)
 
     def _cut_streams(self, each: DevApi) -> None:
@@ -337,14 +404,20 @@ class DevSession:
         if count := self._gateway.cut_streams(each, before):
             self.terminal.line(f"{each.api.name}  cut {count} stream{'s' if count != 1 else ''} of the old code")
 
-    async def _start_process(self, each: DevApi, started: float, what: str) -> bool:
-        """Start a process, report how that ended, and return whether it is ready."""
-        text = f"{each.api.name}  a process loads; requests wait for it"
+    async def _start_process(self, each: DevApi, started: float, what: str, reason: str = "") -> bool:
+        """Start a process, report how that ended, and return whether it is ready.
+
+        Requests are forwarded then, unless the start was abandoned.
+        """
+        because = f" ({reason})" if reason else ""
+        text = f"{each.api.name}  a process loads{because}; requests wait for it"
         slow_start = asyncio.get_running_loop().call_later(_SLOW_START_S, self.terminal.line, text)
         try:
             result = await each.restart()
         finally:
             slow_start.cancel()
+        if not each.is_outdated:
+            each.release()
         self._report_start(each, result, started, what)
         return result.kind == "ready"
 
@@ -379,10 +452,6 @@ class DevSession:
 
     def _located(self, diagnostic: Diagnostic) -> Diagnostic:
         return replace(diagnostic, file=str(self._settings.config_file.parent / diagnostic.file))
-
-    def _relative(self, path: Path) -> str:
-        folder = self._project.folder
-        return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
     def _elapsed(self, started: float) -> str:
         return format_ms(time.perf_counter() - started)

@@ -38,6 +38,11 @@ class Terminal:
         self._write(f"{text}\n")
         sys.stderr.flush()
 
+    @property
+    def is_debugging(self) -> bool:
+        """Return whether a debugger has the terminal."""
+        return self._debuggers > 0
+
     def set_debugging(self, is_active: bool) -> None:
         """Hold back lines while a debugger runs."""
         self._debuggers = max(0, self._debuggers + (1 if is_active else -1))

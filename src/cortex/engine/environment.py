@@ -34,7 +34,7 @@ from cortex.models.formats.packages import packages_to_install
 from cortex.processes.filelock import locked
 from cortex.projects.dotenv import read_dotenv
 from cortex.state.revision import Revision
-from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup
+from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup, StartFailure
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
 REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")
@@ -71,6 +71,12 @@ class Prepared:
     python: str
     env: Mapping[str, str]
     model_path: str | None = None
+
+
+def preparation_failure(message: str, error: Exception) -> StartFailure:
+    """Return the failure of a replica that can't be prepared because of `error`, which `message` describes."""
+    is_build = isinstance(error, EnvironmentBuildError)
+    return StartFailure(message, summary="its environment can't be installed" if is_build else "")
 
 
 @dataclass(frozen=True)

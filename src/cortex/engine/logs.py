@@ -157,7 +157,8 @@ def prune(logs_dir: Path, present: Collection[str], max_past: int = 20, max_byte
             match = _FILE_NAME.fullmatch(entry.name)
             if match and match["replica"] not in present:
                 with contextlib.suppress(FileNotFoundError):
-                    past.setdefault(match["replica"], []).append((entry, entry.stat()))
+                    status = entry.stat()  # first: a replica without files must not be listed
+                    past.setdefault(match["replica"], []).append((entry, status))
         newest_first = sorted(past.values(), key=lambda files: -max(status.st_mtime_ns for _, status in files))
         total_bytes = 0
         for position, files in enumerate(newest_first):

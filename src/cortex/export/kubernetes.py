@@ -36,7 +36,14 @@ def manifest(plan: ImagePlan, tag: str) -> str:
         secret = f"{plan.name}-env"
         command = f"kubectl create secret generic {secret} --from-env-file=.env"
         notes += f"# Variables of .env, in lines of NAME=value without quotes: {command}\n"
-    return notes + yaml.safe_dump_all(documents, sort_keys=False, width=120)
+    return notes + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes labels that occur several times in full, not as anchors and aliases, which nobody expects there."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _deployment(plan: ImagePlan, tag: str) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class AsyncQueues:
         self._opening = asyncio.Lock()
         self._by_api: dict[str, AsyncQueue] = {}
         self._by_job: dict[str, AsyncQueue] = {}
-        self._open: dict[int, int] = {}  #: number of open workloads by queue, updated by the writing thread
+        self._open: dict[int, int] = {}  #: number of open workloads by queue, as of its last transaction
         self._new: dict[str, list[_NewWorkload]] = {}
         self._storing: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
@@ -145,7 +145,7 @@ class AsyncQueues:
         self._on_added = on_added
         for queue in await self._writer.run(_read_queues):
             self._register(queue)
-            await self._writer.run(partial(self._update_count, queue.number))
+            self._open[queue.number] = await self._writer.run(partial(_count_open, number=queue.number))
 
     @property
     def apis(self) -> Sequence[str]:
@@ -233,15 +233,15 @@ class AsyncQueues:
             return LeaseReply(lost=tuple(report.token for report in reports), is_done=True)
         wanted = min(max_batches, _MAX_LEASED, 1 + self._open.get(queue.number, 0) // _LEASED_FRACTION)
 
-        def exchange(connection: Connection) -> tuple[LeaseReply, list[int]]:
+        def exchange(connection: Connection) -> tuple[LeaseReply, list[int], int | None]:
             now, final = self._clock(), [_with_exceptions_as_results(report) for report in reports]
             leased = batch_queue.exchange(connection, job_id, worker, pid, final, wanted, max_bytes, now)
             ended = _settle(connection, queue.number, now)
-            if reports:
-                self._update_count(queue.number, connection)
-            return leased, ended
+            return leased, ended, _count_open(connection, queue.number) if reports else None
 
-        leased, ended = await self._writer.run(exchange)
+        leased, ended, count = await self._writer.run(exchange)
+        if count is not None:
+            self._open[queue.number] = count
         self._wake(ended)
         return leased
 
@@ -249,14 +249,13 @@ class AsyncQueues:
         """Run an operation that may end leases: workloads whose attempts are used up by it fail."""
         numbers = [queue.number for queue in self._by_api.values()]
 
-        def run(connection: Connection) -> tuple[_T, list[int]]:
+        def run(connection: Connection) -> tuple[_T, list[int], dict[int, int]]:
             value = work(connection)
             ended = [key for number in numbers for key in _settle(connection, number, self._clock())]
-            for number in numbers if ended else ():
-                self._update_count(number, connection)
-            return value, ended
+            return value, ended, {number: _count_open(connection, number) for number in numbers if ended}
 
-        value, ended = await self._writer.run(run)
+        value, ended, counts = await self._writer.run(run)
+        self._open |= counts
         self._wake(ended)
         return value
 
@@ -267,9 +266,6 @@ class AsyncQueues:
     def _register(self, queue: AsyncQueue) -> None:
         self._by_api[queue.api] = self._by_job[queue.job_id] = queue
 
-    def _update_count(self, number: int, connection: Connection) -> None:
-        self._open[number] = _count_open(connection, number)
-
     async def _store(self, queue: AsyncQueue) -> None:
         """Store new workloads in groups: what arrives while one group is written is the next one."""
         while new := self._new.pop(queue.job_id, None):
@@ -278,12 +274,12 @@ class AsyncQueues:
         del self._storing[queue.job_id]
 
     async def _store_group(self, queue: AsyncQueue, group: Sequence[_NewWorkload]) -> None:
-        def append(connection: Connection) -> None:
+        def append(connection: Connection) -> int:
             _append(connection, queue.number, [(one.id, one.line) for one in group], self._clock())
-            self._update_count(queue.number, connection)
+            return _count_open(connection, queue.number)
 
         try:
-            await self._writer.run(append)
+            self._open[queue.number] = await self._writer.run(append)
         except Exception as error:  # raised to every caller of the group
             for one in group:
                 if not one.stored.done():

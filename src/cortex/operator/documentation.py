@@ -20,6 +20,7 @@ from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
 from cortex.payloads.openapi.inference import row_of_zeros
 from cortex.payloads.signature import ApiSignature
+from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.checks.request_arguments import request_arguments
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.revision import Revision
@@ -67,18 +68,22 @@ class Documentation:
         found = [each for each in behind if each is not None]
         answering = {each.name for each in record.spec.apis or [] if not each.shadow}
         signature = self._signatures.of(revision) if revision.spec.kind is not ApiKind.SPLITTER else None
+        handler = revision.spec.handler
+        targets = tuple(self._describe(each) for each in found if each.name in answering)
         return DocumentedApi(
             name=record.name,
             kind=record.spec.kind,
             endpoint=networking.endpoint,
             revision=str(record.live_number or record.number),
             signature=signature,
+            is_application=handler is not None and handler.type in (*APPLICATION_TYPES, "command"),
+            is_grpc=any(each.is_grpc for each in targets) or (handler is not None and revision.spec.is_grpc),
             likely_verb="POST" if signature is not None else self._likely_verb(revision),
             needs_key=networking.needs_key or any(each.spec.networking.needs_key for each in found),
             timeout_s=networking.timeout_s,
             max_body_bytes=networking.max_body_size,
             sample=self._sample(revision) or _sample_of_model(revision, signature),
-            targets=tuple(self._describe(each) for each in found if each.name in answering),
+            targets=targets,
         )
 
     def _sample(self, revision: Revision) -> Sample | None:

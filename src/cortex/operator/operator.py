@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import uvicorn
 from cortex.config.schema import Api
 from cortex.engine.model_agent import ModelAgent
 from cortex.engine.usage import CpuMeter, resource_usage
-from cortex.errors import GatewayError
+from cortex.errors import CortexError, GatewayError
 from cortex.gateway.config import GatewaySettings
 from cortex.home import Home
 from cortex.installation import Installation, OperatorIdentity, operator_file
@@ -40,7 +41,7 @@ from cortex.operator.http.async_routes import AsyncRoutes
 from cortex.operator.http.documentation_routes import DocumentationRoutes
 from cortex.operator.http.gateway_routes import create_jobs_app
 from cortex.operator.http.job_routes import JobRoutes
-from cortex.operator.http.server import create_jobs_server, create_server
+from cortex.operator.http.server import JobsServer, create_server
 from cortex.operator.http.services import Services
 from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
 from cortex.operator.infrastructure import create_infrastructure
@@ -55,7 +56,6 @@ from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.settings import OperatorSettings
-from cortex.processes.sockets import replace_listener
 from cortex.state.database import open_jobs, open_state
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.audit import AuditStore
@@ -71,6 +71,7 @@ from cortex.telemetry import Logger
 
 #: Interval of the checks that the gateway runs.
 _GATEWAY_CHECK_S = 1.0
+_IDENTITY_CHECK_S = 1.0
 #: Minimum of the drain time that replicas have after the gateway is drained.
 _REPLICA_DRAIN_S = 1.0
 _logger = Logger("cortex.operator")
@@ -229,9 +230,10 @@ class Operator:
             asyncio.create_task(self._keep_gateway_running(), name="keep gateway running"),
             asyncio.create_task(self._model_agent.run(), name="keep model agent running"),
         ]
-        jobs_listener = replace_listener(self._home.jobs_socket)
+        tasks.append(asyncio.create_task(self._keep_identity(identity), name="keep the identity"))
+        workers.listen()
+        tasks.append(asyncio.create_task(workers.keep_listening(), name="keep the jobs socket"))
         serving_clients = asyncio.create_task(clients.serve(sockets=[listener]), name="serve clients")
-        serving_workers = asyncio.create_task(workers.serve(sockets=[jobs_listener]), name="serve workers")
         await self._stop.wait()
         clients.should_exit = True
         await serving_clients
@@ -240,8 +242,7 @@ class Operator:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._stops_all:
             await self._drain()  # before the workers' server, which gets what the gateway and the workers still send
-        workers.should_exit = True
-        await serving_workers
+        await workers.stop()
         await self._shutdown()
 
     async def _start(self) -> None:
@@ -315,14 +316,23 @@ class Operator:
         app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
         return create_server(app, self._certificate.context)
 
-    def _jobs_server(self) -> uvicorn.Server:
+    def _jobs_server(self) -> JobsServer:
         """Return the server of the private socket for the gateway and the workers."""
         jobs = JobRoutes(self._jobs, _logger)
         workloads = AsyncRoutes(self._async_apis, _logger)
         documentation = DocumentationRoutes(self._documentation, _logger)
         workers = WorkerRoutes(self._job_reconciler.dispatcher, self._worker_token, _logger)
         app = create_jobs_app(jobs, workloads, documentation, workers, self._async_apis.is_async)
-        return create_jobs_server(app)
+        return JobsServer(app, self._home.jobs_socket, self._job_reconciler.dispatcher.end_polls)
+
+    async def _keep_identity(self, identity: OperatorIdentity) -> None:
+        """Write the file by which commands find this operator again if somebody deletes it, or its folder."""
+        while True:
+            await asyncio.sleep(_IDENTITY_CHECK_S)
+            if not operator_file(self._home).exists():
+                with contextlib.suppress(OSError, CortexError):  # no disk, say: the next check tries again
+                    self._home.create()
+                    identity.write(self._home)
 
     async def _keep_gateway_running(self) -> None:
         while True:

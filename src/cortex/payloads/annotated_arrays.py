@@ -13,8 +13,8 @@ import orjson
 from cortex.payloads.annotated_files import only_file
 from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
 from cortex.payloads.json_bodies import parse_json
-from cortex.payloads.payload_type import Part, PayloadType
-from cortex.payloads.signature import Json
+from cortex.payloads.payload_type import TEXT_SCHEMA, Part, PayloadType
+from cortex.payloads.signature import BodySignature, Json
 from cortex.payloads.validation import PayloadError, payload_error
 
 #: A frame may have that many cells, or as many as `_CELLS_PER_VALUE` for each value in the body: records that have no
@@ -118,6 +118,9 @@ def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
         odd = next((place for place, leaf in leaves if isinstance(leaf, str) is not is_text), None)
         if odd is not None:
             raise TensorError("", odd, f"a {'string' if is_text else 'number'}, like the first value")
+    if dtype is None and not isinstance(leaves[0][1], str):
+        odd = next((place for place, leaf in leaves if not isinstance(leaf, int | float)), leaves[0][0])
+        raise TensorError("", odd, "numbers only, or strings only")
     for place, leaf in leaves:
         if not isinstance(leaf, str):
             raise TensorError("", place, "a string" if dtype is not None else "numbers only, or strings only")
@@ -146,7 +149,7 @@ def _array_schema(shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None) ->
     kind = _JSON_TYPES.get(dtype.kind) if dtype is not None else None
     schema: Json = {"type": kind} if kind else {}
     if shape is None:
-        return {"type": "array"}
+        return {"type": "array", "items": {}}
     for size in reversed(shape):
         limits = {} if size == -1 else {"minItems": size, "maxItems": size}
         schema = {"type": "array", "items": schema, **limits}
@@ -157,11 +160,12 @@ class FrameType(PayloadType):
     """A pandas frame: from records, from columns, from `{"columns": …, "data": …}`, or from CSV."""
 
     reads_bytes = True
+    alternatives = (BodySignature(TEXT_SCHEMA, "text/csv", is_typed=True),)
 
     def __init__(self) -> None:
         records = {"type": "array", "items": {"type": "object"}}
-        columns = {"type": "object", "additionalProperties": {"type": "array"}}
-        super().__init__({"anyOf": [records, columns]})
+        columns = {"type": "object", "additionalProperties": {"type": "array", "items": {}}}
+        super().__init__({"anyOf": [records, columns]}, result_schema=records)
 
     def from_json(self, value: Any, text: bytes) -> Any:
         import pandas as pd  # noqa: PLC0415 - only for what is annotated
@@ -186,12 +190,14 @@ class FrameType(PayloadType):
         return pd.DataFrame(value)
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:
-        if "csv" not in media_type and body.lstrip()[:1] in (b"[", b"{"):
+        if "csv" not in media_type:
             try:
-                value = parse_json(body)
+                return self.from_json(parse_json(body), body)
             except orjson.JSONDecodeError as error:
-                raise payload_error("json_invalid", f"Input should be JSON or CSV: {error}") from None
-            return self.from_json(value, body)
+                # `curl -d` sends JSON as a form, but takes the ends of lines out of CSV.
+                if "urlencoded" in media_type or body.lstrip()[:1] in (b"[", b"{"):
+                    hint = f"Input should be JSON, or CSV with the content type text/csv: {error}"
+                    raise payload_error("json_invalid", hint) from None
         return _read_csv(body)
 
     def from_form(self, form: Any) -> Any:

@@ -8,11 +8,14 @@ import io
 import re
 from typing import Any
 
-from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.payload_type import BYTES_SCHEMA, PayloadType
+from cortex.payloads.signature import BodySignature
 from cortex.payloads.validation import payload_error
 
 #: Formats that are only decoded. Pillow runs Ghostscript for EPS, and has little-used decoders for many others.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+#: An image of one pixel, as an example.
+SMALLEST_GIF = "R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs="
 _DATA_URL = re.compile(r"data:[\w/+.;=-]*;base64,")
 
 
@@ -32,11 +35,12 @@ class ImageType(PayloadType):
     """An image of Pillow: the body, the only file of a form, or a base64 string in JSON."""
 
     reads_bytes = True
-    media_type = "image/*"
+    alternatives = (BodySignature(BYTES_SCHEMA, "image/*", is_typed=True),)
     result_media_type = "image/png"
 
     def __init__(self) -> None:
-        super().__init__({"type": "string", "contentEncoding": "base64"})
+        schema = {"type": "string", "contentEncoding": "base64", "examples": [SMALLEST_GIF]}
+        super().__init__(schema, result_schema=BYTES_SCHEMA)
 
     def from_json(self, value: Any, text: bytes) -> Any:
         if self.is_none(value):
@@ -73,17 +77,24 @@ class ImageType(PayloadType):
 class UploadType(PayloadType):
     """Starlette's `UploadFile`: the only file of a form; or a list of all its files."""
 
+    reads_bytes = True
     media_type = "multipart/form-data"
 
     def __init__(self, is_many: bool = False) -> None:
-        file = {"type": "string", "format": "binary"}
-        files = {"type": "array", "items": file} if is_many else file
-        super().__init__({"type": "object", "properties": {"file": files}, "required": ["file"]})
+        files = {"type": "array", "items": BYTES_SCHEMA} if is_many else BYTES_SCHEMA
+        required = [] if is_many else ["file"]
+        super().__init__({"type": "object", "properties": {"file": files}, "required": required})
         self._is_many = is_many
 
     def from_json(self, value: Any, text: bytes) -> Any:
-        if self.is_none(value) or hasattr(value, "filename"):  # a field of a form
-            return value
+        if self.is_none(value):
+            return None
+        files = value if self._is_many and isinstance(value, list) else [value]
+        if not all(hasattr(each, "filename") for each in files):  # no field of a form
+            return self.from_bytes(text, "")
+        return files if self._is_many else value
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
         raise payload_error("form", f"Input should be a form with {'files' if self._is_many else 'one file'}")
 
     def from_form(self, form: Any) -> Any:

@@ -20,12 +20,26 @@ import types
 import typing
 import warnings
 from collections import abc
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import orjson
 
 from cortex.payloads.json_bodies import parse_json
-from cortex.payloads.payload_type import BytesType, ListType, ObjectType, Part, PayloadType, TextType
+from cortex.payloads.payload_type import (
+    BYTES_SCHEMA,
+    BYTES_TYPE,
+    JSON_TYPE,
+    TEXT_SCHEMA,
+    TEXT_TYPE,
+    BytesType,
+    ListType,
+    ObjectType,
+    Part,
+    PayloadType,
+    TextType,
+)
 from cortex.payloads.signature import BodySignature, Json
 from cortex.payloads.validation import MAX_LISTED, PayloadError, from_pydantic
 
@@ -42,6 +56,8 @@ _LISTS = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 _ITERATORS = (abc.Iterator, abc.Generator, abc.AsyncIterator, abc.AsyncGenerator, abc.AsyncIterable)
 #: Parts of pydantic's core schemas that are no schemas.
 _VALUES = ("default", "metadata")
+#: Errors of pydantic about values that are no lists, or similar.
+_LIST_ERRORS = ("list_type", "tuple_type", "set_type", "frozen_set_type")
 _UNTYPED = (inspect.Parameter.empty, Any, object)
 
 
@@ -103,7 +119,7 @@ def is_list(annotation: Any) -> bool:
 
 def takes_repeated(annotation: Any) -> bool:
     """Return whether a parameter of this type collects all values that a query string has for it."""
-    bare, _ = _without_none(annotation)
+    bare, _ = _without_none(annotation.__origin__ if get_origin(annotation) is Annotated else annotation)
     cls = get_origin(bare) or bare
     return is_list(bare) or any(cls is each for each in (set, frozenset, tuple, abc.Set))
 
@@ -130,8 +146,7 @@ def _result_signature(annotation: Any) -> BodySignature:
         return _result_signature(get_args(annotation)[0])
     if origin in _ITERATORS:
         item = _result_signature(get_args(annotation)[0])
-        is_json = item.media_type == "application/json"
-        return BodySignature(item.schema, "application/x-ndjson" if is_json else item.media_type, item.is_typed)
+        return replace(_as_item(item), alternatives=tuple(map(_as_item, item.alternatives)))
     bare, is_optional = _without_none(annotation)
     if bare is None or bare is types.NoneType or _is_anything(bare):
         return BodySignature()
@@ -139,10 +154,56 @@ def _result_signature(annotation: Any) -> BodySignature:
         return BodySignature()
     found = None if is_optional else _library_type(bare) or _builtin_type(bare)
     if found is not None:
-        return BodySignature(found.schema, found.result_media_type, is_typed=True)
+        return found.result_signature
+    first, *others = _by_media_type(annotation)
+    return replace(first, alternatives=tuple(others))
+
+
+def _by_media_type(annotation: Any) -> list[BodySignature]:
+    """Return the results of a type that pydantic knows: texts and bytes among them are not sent as JSON."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - only for what is annotated
 
-    return BodySignature(TypeAdapter(_for_pydantic(annotation)).json_schema(mode="serialization"), is_typed=True)
+    by_type: dict[str, list[Any]] = {}
+    for member in _members(annotation):
+        by_type.setdefault(_media_type(member), []).append(member)
+    found = []
+    for media_type, members in by_type.items():
+        adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(Union[tuple(members)]))  # noqa: UP007 - not known before
+        schema = BYTES_SCHEMA if media_type == BYTES_TYPE else adapter.json_schema(mode="serialization")
+        found.append(BodySignature(schema, media_type, is_typed=True))
+    return found
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a union, and the texts of a `Literal` apart from its other values."""
+    if get_origin(annotation) in _UNIONS:
+        for member in get_args(annotation):
+            yield from _members(member)
+    elif get_origin(annotation) is typing.Literal:
+        values = get_args(annotation)
+        for group in (
+            tuple(v for v in values if isinstance(v, str)),
+            tuple(v for v in values if not isinstance(v, str)),
+        ):
+            if group:
+                yield typing.Literal[group]
+    else:
+        yield annotation
+
+
+def _media_type(annotation: Any) -> str:
+    """Return the content type of results of a type that is no union."""
+    cls = annotation.__origin__ if get_origin(annotation) is Annotated else annotation
+    if get_origin(cls) is typing.Literal:
+        cls = type(get_args(cls)[0])
+    if isinstance(cls, type) and issubclass(cls, str):
+        return TEXT_TYPE
+    return BYTES_TYPE if isinstance(cls, type) and issubclass(cls, bytes | bytearray | memoryview) else JSON_TYPE
+
+
+def _as_item(body: BodySignature) -> BodySignature:
+    """Return the signature of a stream whose items have a signature."""
+    return replace(body, media_type="application/x-ndjson" if body.media_type == JSON_TYPE else body.media_type)
 
 
 def _is_callable(annotation: Any) -> bool:
@@ -173,10 +234,10 @@ def _builtin_type(annotation: Any) -> PayloadType | None:
     if origin in (dict, abc.Mapping, abc.MutableMapping) and arguments in ((), (str, Any), (Any, Any)):
         return ObjectType({"type": "object"})
     if origin is list and arguments in ((), (Any,)):
-        return ListType({"type": "array"})
+        return ListType({"type": "array", "items": {}})
     if annotation is str:
-        return TextType({"type": "string"})
-    return BytesType({"type": "string", "format": "binary"}) if annotation is bytes else None
+        return TextType(TEXT_SCHEMA)
+    return BytesType(BYTES_SCHEMA) if annotation is bytes else None
 
 
 def _class_of(annotation: Any) -> Any:
@@ -237,7 +298,10 @@ class EitherType(PayloadType):
     reads_bytes = True
 
     def __init__(self, in_json: JsonType, has_text: bool, has_bytes: bool) -> None:
-        super().__init__({} if has_bytes else in_json.schema)
+        super().__init__(in_json.schema)
+        self._default, self._is_required = "" if has_text else b"", False  # a text and a file may be empty
+        others = ((has_text, TEXT_SCHEMA, TEXT_TYPE), (has_bytes, BYTES_SCHEMA, BYTES_TYPE))
+        self.alternatives = tuple(BodySignature(schema, each, is_typed=True) for has, schema, each in others if has)
         self._in_json = in_json
         self._has_text = has_text
         self._has_bytes = has_bytes
@@ -296,6 +360,13 @@ class JsonType(PayloadType):
         try:
             return self._adapter.validator.validate_python(fields)
         except self._error as error:
+            lists = _lists_of_one(error, fields)
+            if not lists:
+                raise from_pydantic(error, fields) from None
+        fields |= lists
+        try:
+            return self._adapter.validator.validate_python(fields)
+        except self._error as error:
             raise from_pydantic(error, fields) from None
 
     @functools.cached_property
@@ -309,6 +380,13 @@ def _fields(form: Any) -> dict[str, Any]:
     """Return the fields of a form as a JSON object; one that occurs more than once is a list."""
     values = {name: form.getlist(name) for name in form}
     return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def _lists_of_one(error: ValidationError, fields: Json) -> Json:
+    """Return the fields of a form that should have been lists, and occurred once, as lists."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    names = {name for each in problems if each["type"] in _LIST_ERRORS for name in each["loc"]}
+    return {name: [value] for name, value in fields.items() if name in names and not isinstance(value, list)}
 
 
 def _failing_fast(schema: Any) -> Any:

@@ -25,8 +25,7 @@ def is_openai_path(path_below: bytes) -> bool:
 def openai_error_body(status: int, message: str, request_id: str, fields: Mapping[str, Any]) -> bytes:
     """Return the JSON body `{"error": {"message", "type", "param", "code"}, "request_id"}`.
 
-    `fields` are those of Cortex's own form. A `detail` with the keys of this form replaces what it has; the first
-    mistake of a validation names the parameter.
+    `fields` are those of Cortex's own form. A `detail` with the keys of this form replaces what it has.
     """
     error: dict[str, Any] = {"message": message, "type": openai_error_type(status), "param": None, "code": None}
     detail = fields.get("detail")
@@ -34,9 +33,6 @@ def openai_error_body(status: int, message: str, request_id: str, fields: Mappin
         detail = detail.get("error", detail)
         if isinstance(detail, dict):
             error |= {name: detail[name] for name in _FIELDS if name in detail}
-    elif isinstance(detail, list) and detail and isinstance(detail[0], dict):
-        place = [str(each) for each in detail[0].get("loc", ())[1:]]
-        error |= {"param": ".".join(place) or None, "code": detail[0].get("type")}
     return json.dumps({"error": error, "request_id": request_id}).encode()
 
 

@@ -8,6 +8,12 @@ from typing import Any, Final
 from cortex.payloads.signature import BodySignature, Json
 from cortex.payloads.validation import PLACE, PayloadError, payload_error
 
+JSON_TYPE: Final = "application/json"
+TEXT_TYPE: Final = "text/plain"
+BYTES_TYPE: Final = "application/octet-stream"
+TEXT_SCHEMA: Final[Json] = {"type": "string"}
+BYTES_SCHEMA: Final[Json] = {"type": "string", "format": "binary"}
+
 _REQUIRED: Final = object()
 
 
@@ -21,22 +27,33 @@ class PayloadType(ABC):
     is_raw = False
     #: Bodies that are neither JSON nor a multipart form are read by `from_bytes`; otherwise they must be JSON.
     reads_bytes = False
-    media_type = "application/json"
+    media_type = JSON_TYPE
+    #: Bodies of other media types that are read, too.
+    alternatives: tuple[BodySignature, ...] = ()
     #: Content type of a result of this type.
-    result_media_type = "application/json"
+    result_media_type = JSON_TYPE
 
-    def __init__(self, schema: Json) -> None:
-        self.schema = schema  #: JSON Schema 2020-12, with its own `$defs`
+    def __init__(self, schema: Json, result_schema: Json | None = None) -> None:
+        """Set the JSON Schemas (2020-12, with their own `$defs`) of payloads and of results, by default the same."""
+        self.schema = schema
+        self.result_schema = schema if result_schema is None else result_schema
         self._default: Any = _REQUIRED
+        self._is_required = True
 
     @property
     def signature(self) -> BodySignature:
         """Return what the body has to be."""
-        return BodySignature(self.schema, self.media_type, is_typed=True)
+        return BodySignature(self.schema, self.media_type, True, self._is_required, self.alternatives)
+
+    @property
+    def result_signature(self) -> BodySignature:
+        """Return what the body of a response is."""
+        return BodySignature(self.result_schema, self.result_media_type, is_typed=True)
 
     def set_default(self, value: Any) -> None:
         """Set the payload of an empty body."""
         self._default = value
+        self._is_required = False
 
     def is_none(self, value: Any) -> bool:
         """Return whether a JSON value is null, where the type allows it."""
@@ -82,11 +99,12 @@ class TextType(PayloadType):
     """`str`: a text, or a JSON string."""
 
     reads_bytes = True
-    media_type = result_media_type = "text/plain"
+    media_type = result_media_type = TEXT_TYPE
+    alternatives = (BodySignature(TEXT_SCHEMA, is_typed=True),)
 
     def __init__(self, schema: Json) -> None:
         super().__init__(schema)
-        self.set_default("")
+        self._default, self._is_required = "", False  # a text may be empty
 
     def from_json(self, value: Any, text: bytes) -> Any:
         return value if isinstance(value, str) or self.is_none(value) else _refuse("string_type", "string")
@@ -102,7 +120,11 @@ class BytesType(PayloadType):
     """`bytes`: the body."""
 
     is_raw = reads_bytes = True
-    media_type = result_media_type = "application/octet-stream"
+    media_type = result_media_type = BYTES_TYPE
+
+    def __init__(self, schema: Json) -> None:
+        super().__init__(schema)
+        self._default, self._is_required = b"", False
 
     def from_json(self, value: Any, text: bytes) -> Any:
         return text
@@ -124,7 +146,7 @@ class Part:
         return core_schema.no_info_plain_validator_function(self._read)
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Json:
-        return dict(self._part.schema)
+        return dict(self._part.result_schema if handler.mode == "serialization" else self._part.schema)
 
     def _read(self, value: Any) -> Any:
         from pydantic_core import PydanticCustomError  # noqa: PLC0415 - as above

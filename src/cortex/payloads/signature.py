@@ -51,6 +51,13 @@ class BodySignature:
     schema: Json = field(default_factory=dict)  #: JSON Schema 2020-12, with its own `$defs`; {}: any value
     media_type: str = "application/json"
     is_typed: bool = False  #: the user's code annotates it; otherwise nothing is validated
+    is_required: bool = True  #: False if an empty body has a default
+    alternatives: tuple[BodySignature, ...] = ()  #: the same in other media types
+
+    @property
+    def is_any(self) -> bool:
+        """Return whether it may be anything: its content type decides how it is parsed."""
+        return not self.is_typed and not self.alternatives  # a form has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class ParameterSignature:
     name: str
     schema: Json
     location: Literal["path", "query"] = "path"
+    is_required: bool = False  #: a parameter of a query without default; those of paths always are
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,31 @@ Place = tuple[str | int, ...]
 PLACE = "place"
 
 
+#: Types of problems that repeat the input: in which key of their context, and their message without it.
+_INPUTS = {
+    "union_tag_invalid": ("tag", "Input should have {discriminator} as one of the expected tags: {expected_tags}"),
+    "uuid_parsing": ("error", "Input should be a valid UUID"),
+}
+
+
 class PayloadError(Exception):
     """A payload that is not of the annotated type: status 422. `str(error)` names the first place that is wrong."""
 
-    def __init__(self, message: str, detail: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, message: str, detail: Sequence[dict[str, Any]], place: Place = ()) -> None:
         super().__init__(message)
         self.detail = list(detail)  #: problems in the form of FastAPI: `type`, `loc`, `msg`, perhaps `ctx`
+        self.place = place  #: of the first problem, as the message has it: without the names that pydantic adds
+
+    @property
+    def as_openai_detail(self) -> dict[str, Any]:
+        """Return the first problem with the fields of errors of OpenAI's API."""
+        param = ".".join(str(_key(each)) for each in self.place)
+        return {"param": param or None, "code": self.detail[0]["type"] if self.detail else None}
 
 
 def payload_error(kind: str, message: str, place: Place = ()) -> PayloadError:
     """Return an error about one place of a payload; `kind` is the `type` of its problem."""
-    return PayloadError(f"{_path(place)}: {message}", [{"type": kind, "loc": ["body", *place], "msg": message}])
+    return PayloadError(f"{_path(place)}: {message}", [{"type": kind, "loc": ["body", *place], "msg": message}], place)
 
 
 def from_pydantic(
@@ -50,11 +64,13 @@ def from_pydantic(
         return PayloadError(f"{name}: {count} values are not of the annotated type", [])
     problems = error.errors(include_url=False, include_input=False)
     first = problems[0]
-    message = _truncate(first["msg"], _MAX_MESSAGE_CHARS)
+    message = _message(first)
     others = f" (and {count - 1} more problem{'s' if count > 2 else ''})" if count > 1 else ""
     place = _existing_place(_place(first), value, is_missing=first["type"] == "missing")
     return PayloadError(
-        f"{_path(place, name)}: {message}{others}", [_problem(each, location) for each in problems[:MAX_PROBLEMS]]
+        f"{_path(place, name)}: {message}{others}",
+        [_problem(each, location) for each in problems[:MAX_PROBLEMS]],
+        (*location[1:], *place),
     )
 
 
@@ -62,11 +78,19 @@ def _problem(problem: Any, location: Place) -> dict[str, Any]:
     shown = {
         "type": problem["type"],
         "loc": [*location, *map(_key, _place(problem))],
-        "msg": _truncate(problem["msg"], _MAX_MESSAGE_CHARS),
+        "msg": _message(problem),
     }
-    if context := {name: _context(value) for name, value in problem.get("ctx", {}).items() if name != PLACE}:
+    hidden = (PLACE, _INPUTS.get(problem["type"], ("", ""))[0])
+    if context := {name: _context(value) for name, value in problem.get("ctx", {}).items() if name not in hidden}:
         shown["ctx"] = context
     return shown
+
+
+def _message(problem: Any) -> str:
+    """Return the message of a problem, without the parts of the input that a few have."""
+    _, plain = _INPUTS.get(problem["type"], ("", ""))
+    text = plain.format(**problem.get("ctx", {})) if plain else problem["msg"]
+    return _truncate(text, _MAX_MESSAGE_CHARS)
 
 
 def _place(problem: Any) -> Place:

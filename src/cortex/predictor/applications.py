@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from cortex.errors import UserError, with_article
-from cortex.predictor.interface_rules import nearest
 from cortex.predictor.tracebacks import user_code
+from cortex.spelling import nearest
 
 ASGI, WSGI = "asgi", "wsgi"
 #: Values of `type` for applications.
@@ -73,63 +73,98 @@ def example_request(text: str) -> tuple[str, str]:
     """Return a verb and a path that the application of a file probably answers: of FastAPI, Flask and the like.
 
     Of the paths in its decorators, a GET comes first, and one without parameters. ("GET", "/") if there is none.
+    Paths of routers and mounted applications count with their prefix, unless that is computed, or set in another file.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):  # reported elsewhere
         return "GET", "/"
+    prefixes = _Prefixes(tree)
     found = [
-        route
+        (verb, prefix + path)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for decorator in node.decorator_list
         if (route := _decorated_route(decorator)) is not None
+        for owner, verb, path in [route]
+        if (prefix := prefixes.of(owner)) is not None
     ]
     plain = [(verb, path) for verb, path in found if not set("{<") & set(path)]
     return min(plain, key=lambda route: route[0] != "GET", default=("GET", "/"))
 
 
-def _decorated_route(decorator: ast.expr) -> tuple[str, str] | None:
-    """Return the verb and path of `@app.get("/path")`, and of `@app.route("/path", methods=["POST"])`."""
+class _Prefixes:
+    """Prefixes of the paths of a file's routers, blueprints and mounted applications."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self._own: dict[str, str | None] = {}  #: by name: the prefix that a router was created with; None: computed
+        self._outer: dict[str, tuple[str, str | None]] = {}  #: by name: what includes it, and with which prefix
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_router(node.value):
+                own = _prefix(node.value)
+                self._own |= {target.id: own for target in node.targets if isinstance(target, ast.Name)}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                self._include(node, node.func)
+
+    def of(self, name: str, depth: int = 5) -> str | None:
+        """Return the prefix of the paths of an application or router; None if it is not known."""
+        own = self._own.get(name, "")
+        if name not in self._outer:
+            return None if name in self._own else ""
+        parent, prefix = self._outer[name]
+        outer = self.of(parent, depth - 1) if depth else None
+        return None if outer is None or prefix is None or own is None else outer + prefix + own
+
+    def _include(self, call: ast.Call, function: ast.Attribute) -> None:
+        owner = function.value.id if isinstance(function.value, ast.Name) else ""
+        inner = call.args[1:2] if function.attr == "mount" else call.args[:1]
+        if not inner or not isinstance(inner[0], ast.Name):
+            return
+        if function.attr == "mount":
+            self._outer[inner[0].id] = owner, _text(call.args[0])
+        elif function.attr in ("include_router", "register_blueprint"):
+            self._outer[inner[0].id] = owner, _prefix(call)
+
+
+def _is_router(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name.endswith(("Router", "Blueprint"))
+
+
+def _prefix(call: ast.Call) -> str | None:
+    """Return the prefix that a call sets; "" if it sets none, None if it is computed."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg in ("prefix", "url_prefix")]
+    return _text(given[0]) if given else ""
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _decorated_route(decorator: ast.expr) -> tuple[str, str, str] | None:
+    """Return name, verb and path of `@app.get("/path")`, and of `@app.route("/path", methods=["POST"])`."""
     if not isinstance(decorator, ast.Call) or not isinstance(decorator.func, ast.Attribute):
         return None
     first = decorator.args[0] if decorator.args else None
     if not isinstance(first, ast.Constant) or not isinstance(first.value, str) or first.value[:1] != "/":
         return None
-    name = decorator.func.attr
+    name, owner = decorator.func.attr, getattr(decorator.func.value, "id", "")
     if name in _VERBS:
-        return name.upper(), first.value
+        return owner, name.upper(), first.value
     if name != "route":
         return None
     methods = next((keyword.value for keyword in decorator.keywords if keyword.arg == "methods"), None)
     verbs = [each.value for each in getattr(methods, "elts", ()) if isinstance(each, ast.Constant)] or ["GET"]
-    return "GET" if "GET" in verbs else str(verbs[0]).upper(), first.value
+    return owner, "GET" if "GET" in verbs else str(verbs[0]).upper(), first.value
 
 
 def as_asgi(app: Any, type_: str, threads: int) -> AsgiApp:
     """Return an application as an ASGI application; WSGI applications run on `threads` threads."""
     if type_ == ASGI:
         return app  # type: ignore[no-any-return]
-    from a2wsgi import WSGIMiddleware  # noqa: PLC0415 - only for WSGI applications
+    from cortex.predictor.wsgi import wsgi_as_asgi  # noqa: PLC0415 - only for WSGI applications
 
-    wsgi: Any = WSGIMiddleware(app, workers=threads)
-
-    async def asgi(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await wsgi(scope, receive, send)
-            return
-
-        async def receive_all() -> Any:
-            message = await receive()
-            if message["type"] == "http.disconnect":  # a2wsgi would pass an incomplete body on as complete
-                raise ConnectionResetError("the client disconnected before its request was complete")
-            return message
-
-        # `environ` has one key for X-Forwarded-For and X_Forwarded_For: clients could forge what the gateway sets.
-        headers = [header for header in scope["headers"] if b"_" not in header[0]]
-        await wsgi({**scope, "headers": headers}, receive_all, send)
-
-    return asgi
+    return wsgi_as_asgi(app, threads)
 
 
 def _application(found: Any, name: str, type_: str, file: str, config: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from cortex.models.loaded_models import with_call_scope
 from cortex.payloads.annotations import AnnotationProblem, element, payload_type, resolve, result_signature
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.signature import BodySignature, MethodSignature
+from cortex.payloads.signature import BodySignature, Json, MethodSignature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_arguments, declared_names
 
@@ -27,12 +27,21 @@ Call = Callable[[Any, Any, Any], Any]
 AfterCall = Callable[[Any, Any, Any, Any], Any]
 
 
+_FORM_SCHEMA: Json = {"type": "object"}
+_FORM = BodySignature(
+    _FORM_SCHEMA,
+    "multipart/form-data",
+    alternatives=(BodySignature(_FORM_SCHEMA, "application/x-www-form-urlencoded"),),
+)
+
+
 class Bodies(Enum):
     """Rules by which a payload is parsed from a body whose content type is not JSON."""
 
     BY_TYPE = auto()  #: by the content type
     JSON_OVER_FORMS = auto()  #: likewise, but a form whose body is JSON is parsed as JSON
     JSON_ONLY = auto()  #: not at all: the payload is None
+    FORM_ONLY = auto()  #: the payload is a form; JSON is refused, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,7 @@ def method_signature(
     documentation = inspect.getdoc(method) if inspect.isroutine(method) else None  # not that of functools.partial
     summary, _, description = (documentation or "").partition("\n")
     types = types or MethodTypes()
-    payload = BodySignature(media_type="multipart/form-data") if types.takes_form else BodySignature()
+    payload = _FORM if types.takes_form else BodySignature()
     if types.payload is not None:
         payload = types.payload.signature
     return MethodSignature(
@@ -208,8 +217,12 @@ def method_signature(
 
 def bodies_of(method: Any, generation: Generation) -> Bodies:
     """Return the rule by which the payload of a method without a payload type is parsed."""
-    over_forms = generation.json_over_forms and not _asks_for_form(method)
-    return Bodies.JSON_OVER_FORMS if over_forms else Bodies.BY_TYPE
+    if not generation.json_over_forms:
+        return Bodies.BY_TYPE
+    if not _asks_for_form(method):
+        return Bodies.JSON_OVER_FORMS
+    annotation = str(method.__annotations__["payload"])
+    return Bodies.BY_TYPE if "|" in annotation or "[" in annotation else Bodies.FORM_ONLY  # `FormData | dict`, say
 
 
 def _asks_for_form(method: Any) -> bool:

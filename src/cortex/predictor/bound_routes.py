@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
 from cortex.payloads.annotations import AnnotationProblem, resolve, takes_repeated
 from cortex.payloads.path_template import decode_value
@@ -16,7 +17,7 @@ from cortex.payloads.signature import Json, ParameterSignature, RouteSignature
 from cortex.payloads.validation import PayloadError, from_pydantic
 from cortex.predictor.binding import BoundMethod, bind_method, where_defined
 from cortex.predictor.interface import Generation, Signature
-from cortex.predictor.interface_rules import ArgumentKind, declared_arguments
+from cortex.predictor.interface_rules import ArgumentKind, declared_arguments, fastapi_function, fix_of_default
 from cortex.predictor.routes import ARGUMENTS, NO_PARAMETERS, Route, declared_routes
 
 if TYPE_CHECKING:
@@ -29,10 +30,13 @@ _TEXTS = (inspect.Parameter.empty, str, Any, object)
 class PathParameter:
     """A parameter of a path: from the text in the path to the type that the user's argument annotates."""
 
-    def __init__(self, name: str, annotation: Any) -> None:
-        """Prepare the conversion. Raises: what pydantic raises for annotations that it can't read."""
+    def __init__(self, name: str, annotation: Any, default: Any = None) -> None:
+        """Prepare the conversion; `default` may be a `Field` or FastAPI's `Path` with limits.
+
+        Raises: what pydantic raises for annotations that it can't read.
+        """
         self.name = name
-        self._adapter = _adapter(annotation)
+        self._adapter = _adapter(_with_field(annotation, default) if _is_field(default) else annotation)
         self.signature = ParameterSignature(name, _schema(self._adapter))
 
     def convert(self, value: str) -> Any:
@@ -42,16 +46,31 @@ class PathParameter:
         except UnicodeDecodeError:
             message = "Input should be a text in UTF-8"
             detail = {"type": "string_unicode", "loc": ["path", self.name], "msg": message}
-            raise PayloadError(f"{self.name}: {message}", [detail]) from None
+            raise PayloadError(f"{self.name}: {message}", [detail], (self.name,)) from None
         return _convert(self._adapter, text, self.name, "path")
 
 
 class QueryParameter:
-    """An argument with a default: a request may give it a value in its query string."""
+    """An argument with a default: a request may give it a value in its query string.
+
+    The default may be a `Field` of pydantic or a `Query` of FastAPI, with limits, an alias, and a default or none.
+    """
 
     def __init__(self, name: str, annotation: Any, default: Any) -> None:
         """Prepare the conversion. Raises: AnnotationProblem, and what pydantic raises, for what no query can have."""
-        self.name = name
+        self.argument = name
+        self._has_field = _is_field(default)
+        if self._has_field:
+            annotation = _with_field(annotation, default)
+        fields = [each for each in getattr(annotation, "__metadata__", ()) if _is_field(each)]
+        if unsupported := next((each for each in fields if fix_of_default(fastapi_function(each))), None):
+            function = fastapi_function(unsupported)
+            raise AnnotationProblem(f"{function}() of FastAPI is not supported: {fix_of_default(function)}")
+        self.is_documented = all(getattr(each, "include_in_schema", True) for each in fields)  #: as FastAPI has it
+        aliases = [each.validation_alias or each.alias for each in fields]
+        self._name = next((alias for alias in aliases if alias is not None), name)  #: in query strings
+        if not isinstance(self._name, str):
+            raise AnnotationProblem("its alias must be one name")
         self._adapter = _adapter(annotation)
         self._is_list = takes_repeated(annotation)
         schema = _schema(self._adapter)
@@ -59,12 +78,30 @@ class QueryParameter:
             raise AnnotationProblem("a value in a query string is a text, a number and the like, or a list of these")
         if isinstance(default, str | int | float):
             schema = {**schema, "default": default}
-        self.signature = ParameterSignature(name, schema, "query")
+        is_required = self._has_field and default.is_required()
+        self.signature = ParameterSignature(self._name, schema, "query", is_required)
 
-    def convert(self, query_params: QueryParams) -> Any:
-        """Return the argument for a request that has the parameter. Raises: PayloadError."""
-        value = query_params.getlist(self.name) if self._is_list else query_params[self.name]
-        return _convert(self._adapter, value, self.name, "query")
+    def fill(self, arguments: dict[str, Any], query_params: QueryParams) -> None:
+        """Set the argument for a request; one without the parameter gets the default. Raises: PayloadError."""
+        if self._name in query_params:
+            value = query_params.getlist(self._name) if self._is_list else query_params[self._name]
+            arguments[self.argument] = _convert(self._adapter, value, self._name, "query")
+        elif self._has_field:
+            default = self._adapter.get_default_value() if self._adapter else None
+            if default is None:
+                detail = {"type": "missing", "loc": ["query", self._name], "msg": "Field required"}
+                raise PayloadError(f"{self._name}: Field required", [detail], (self._name,))
+            arguments[self.argument] = default.value
+
+
+def _is_field(default: Any) -> bool:
+    """Return whether a default is a `Field` of pydantic, or derived from it, as those of FastAPI are."""
+    fields = sys.modules.get("pydantic.fields")  # not imported here: few files use pydantic
+    return fields is not None and isinstance(default, fields.FieldInfo)
+
+
+def _with_field(annotation: Any, field: Any) -> Any:
+    return Annotated[str if annotation is inspect.Parameter.empty else annotation, field]
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
@@ -111,7 +148,8 @@ class BoundRoute:
     @property
     def signature(self) -> RouteSignature:
         """Return what requests have to be."""
-        parameters = (*(each.signature for each in self.parameters), *(each.signature for each in self.query))
+        query = (each.signature for each in self.query if each.is_documented)
+        parameters = (*(each.signature for each in self.parameters), *query)
         return RouteSignature(self.route.template.plain, parameters, self.method.signature)
 
     def with_values(self, values: tuple[str, ...]) -> BoundMethod:
@@ -125,7 +163,8 @@ class BoundRoute:
 
     def _call(self, values: tuple[str, ...], payload: Any, query_params: Any, headers: Any) -> Any:
         arguments = {each.name: each.convert(value) for each, value in zip(self.parameters, values, strict=True)}
-        arguments |= {each.name: each.convert(query_params) for each in self.query if each.name in query_params}
+        for each in self.query:
+            each.fill(arguments, query_params)
         if "payload" in self.method.arguments:
             arguments["payload"] = payload
         if "query_params" in self.method.arguments:
@@ -157,7 +196,7 @@ def _bind(instance: object, name: str, each: Route, generation: Generation, in_s
 def _path_parameter(function: Any, method: str, name: str) -> PathParameter:
     """Return a parameter; its text is not converted if its annotation can't be used."""
     try:
-        return PathParameter(name, resolve(function, name))
+        return PathParameter(name, resolve(function, name), _default(function, name))
     except Exception as problem:  # pydantic runs code of the user's types
         _warn(function, method, name, "it is not validated", problem)
         return PathParameter(name, inspect.Parameter.empty)
@@ -166,7 +205,7 @@ def _path_parameter(function: Any, method: str, name: str) -> PathParameter:
 def _query_parameters(function: Any, method: str, others: Container[str]) -> Iterator[QueryParameter]:
     """Yield a parameter for each argument with a default, except `others` and private ones.
 
-    An argument whose annotation can't be used keeps its default.
+    An argument whose annotation can't be used keeps its default. Raises: UserError if that is a field.
     """
     for argument in declared_arguments(function) or ():
         name = argument.name
@@ -174,14 +213,26 @@ def _query_parameters(function: Any, method: str, others: Container[str]) -> Ite
         if not argument.has_default or is_private or name in others:
             continue
         try:
-            yield QueryParameter(name, resolve(function, name), inspect.signature(function).parameters[name].default)
+            yield QueryParameter(name, resolve(function, name), _default(function, name))
         except Exception as problem:  # pydantic runs code of the user's types
+            if _is_field(_default(function, name)):
+                message = f"the annotation of {name} can't be used: {_reason(problem)}"
+                raise UserError(f"{where_defined(function)}{method}(): {message}") from problem
             _warn(function, method, name, "it keeps its default", problem)
 
 
+def _default(function: Any, name: str) -> Any:
+    parameter = inspect.signature(function).parameters.get(name)  # a `**` argument may take it
+    return parameter.default if parameter else inspect.Parameter.empty
+
+
 def _warn(function: Any, method: str, name: str, consequence: str, problem: Exception) -> None:
-    reason = str(problem) if isinstance(problem, AnnotationProblem) else f"{type(problem).__name__}: {problem}"
     sys.stderr.write(
         f"warning: {where_defined(function)}{method}(): the annotation of {name} can't be used, so {consequence}:"
-        f" {reason.splitlines()[0]}\n"
+        f" {_reason(problem)}\n"
     )
+
+
+def _reason(problem: Exception) -> str:
+    text = str(problem) if isinstance(problem, AnnotationProblem) else f"{type(problem).__name__}: {problem}"
+    return text.splitlines()[0]

@@ -203,6 +203,14 @@ def suggest_requirement(module: str) -> str:
     return hint
 
 
+def suggest_import(module: str) -> str:
+    """Return a one-line hint on a module that the user's code imports: it may be a file that the project lacks."""
+    hint = suggest_requirement(module)
+    if module.partition(".")[0] in _EXTRAS or _package_of_prefix(module):
+        return hint
+    return f"{hint}, or {module.replace('.', '/')}.py to the project"
+
+
 def _package_of_prefix(module: str) -> str | None:
     while module:
         if module in _PACKAGES:

@@ -20,6 +20,7 @@ class Signature:
     optional: tuple[str, ...] = ()
     positional: bool = False  #: exactly `required`, in this order; otherwise passed by name, in any order
     refused: Mapping[str, str] = field(default_factory=dict)  #: known names that are not available here → the fix
+    fills_defaults: bool = False  #: arguments with a default are filled from the query string
 
     @property
     def allowed(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from cortex.predictor.interface import BATCH_KEY, GENERATIONS, Generation, Signature
+from cortex.spelling import nearest
 
 
 class ArgumentKind(Enum):
@@ -31,6 +32,7 @@ class Argument:
     name: str
     kind: ArgumentKind = ArgumentKind.ORDINARY
     has_default: bool = False
+    fastapi_default: str = ""  #: the function of FastAPI that made the default: `Header`, `Depends`, …
 
     def __str__(self) -> str:
         stars = self.kind.value if self.kind in (ArgumentKind.STAR, ArgumentKind.DOUBLE_STAR) else ""
@@ -46,13 +48,19 @@ class SignatureProblem:
     argument: int | None = None  #: index of the invalid argument; None if an argument is missing
 
 
-def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate most similar to `name`; None if none is similar enough."""
-    import difflib  # noqa: PLC0415 - only mistakes need it, and every replica imports this module
-
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return by_lower[found[0]] if found else None
+#: Functions of FastAPI whose results are no defaults here, except those in `_OF_ROUTES` → what to write instead.
+_FASTAPI_DEFAULTS = {
+    "Query": "remove the default, and read query_params; methods with @cortex.route may have it",
+    "Path": 'only methods with @cortex.route("GET", "/path/{name}") may have it',
+    "Header": 'remove it, and read headers["x-name"]',
+    "Cookie": 'remove it, and read headers["cookie"]',
+    "Body": "remove it, and annotate payload with a class",
+    "Form": "remove it, and annotate payload with a class that has a field for each part of the form",
+    "File": "remove it, and annotate payload with a class that has a field for each part of the form",
+    "Depends": "call the function in the method, or once in __init__",
+    "Security": "remove it, and set `auth: api_key` in cortex.yaml, or check headers in the method",
+}
+_OF_ROUTES = frozenset({"Query", "Path"})
 
 
 def from_function(function: object) -> list[Argument]:
@@ -68,7 +76,16 @@ def from_function(function: object) -> list[Argument]:
         inspect.Parameter.VAR_KEYWORD: ArgumentKind.DOUBLE_STAR,
     }
     parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
-    return [Argument(p.name, kinds[p.kind], p.default is not inspect.Parameter.empty) for p in parameters]
+    return [
+        Argument(p.name, kinds[p.kind], p.default is not inspect.Parameter.empty, fastapi_function(p.default))
+        for p in parameters
+    ]
+
+
+def fastapi_function(default: object) -> str:
+    """Return the name of the function of FastAPI that made a default, or an entry of `Annotated`; empty if none did."""
+    cls = type(default)
+    return cls.__name__ if cls.__module__ == "fastapi.params" else ""
 
 
 def find_problems(signature: Signature, arguments: Sequence[Argument], takes_self: bool) -> list[SignatureProblem]:
@@ -92,6 +109,8 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
         name = argument.name
         if argument.kind is ArgumentKind.STAR:
             yield SignatureProblem(f'"*{name}" is not supported', f"name each argument: {_list(signature)}", index)
+        elif fix := fix_of_default(argument.fastapi_default, signature.fills_defaults):
+            yield SignatureProblem(f'"{name}" can\'t be filled by {argument.fastapi_default}() of FastAPI', fix, index)
         elif argument.has_default or argument.kind is ArgumentKind.DOUBLE_STAR:
             continue
         elif name in signature.allowed and argument.kind is ArgumentKind.POSITIONAL_ONLY and not signature.positional:
@@ -103,6 +122,11 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
             others = f"write ({_list(signature)})" if signature.positional else f"supported: {_list(signature)}"
             fix = f'did you mean "{guess}"?' if guess else f"{others}; any other needs a default"
             yield SignatureProblem(f'"{name}" is not a supported argument', fix, index)
+
+
+def fix_of_default(function: str, is_of_route: bool = True) -> str:
+    """Return what to write instead of a default by a function of FastAPI; empty if the default is supported."""
+    return "" if is_of_route and function in _OF_ROUTES else _FASTAPI_DEFAULTS.get(function, "")
 
 
 def _missing(signature: Signature, arguments: Sequence[Argument]) -> Iterator[SignatureProblem]:

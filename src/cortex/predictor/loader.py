@@ -43,10 +43,10 @@ from cortex.predictor.interface_rules import (
     find_foreign_class,
     find_method_of_kind,
     find_problems,
-    nearest,
 )
 from cortex.predictor.routes import declared_routes, repeated, unsupported
 from cortex.predictor.tracebacks import set_project, user_code
+from cortex.spelling import nearest
 
 if TYPE_CHECKING:
     from cortex.models.loader import LoadEvents, ModelFetcher

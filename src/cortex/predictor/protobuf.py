@@ -1,23 +1,25 @@
 """The gRPC service of an API: generate its modules from the `.proto` file, and bind the user's methods to its rpcs.
 
-protoc runs in the process, before the user's file is imported. The generated modules are in `sys.modules` only: their
-files are deleted at once.
+protoc runs in a process of its own: in one that has imported TensorFlow, which has another version of the same C++
+library, it crashes. The generated modules are in `sys.modules` only: their files are deleted at once.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
-from cortex.predictor.binding import Kind, call_kind
+from cortex.payloads.signature import ApiSignature, BodySignature, Json, RouteSignature
+from cortex.predictor.binding import Kind, MethodTypes, call_kind, method_signature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_names
 
@@ -62,23 +64,25 @@ class BoundService:
     name: str  #: with its package, such as `iris_classifier.Handler`
     rpcs: Mapping[str, BoundRpc]
     descriptor: Any  #: the `ServiceDescriptor`
+    signature: ApiSignature  #: the methods as routes, for calls in JSON
 
 
 def load_definition(project: Path, path: str) -> Definition:
     """Compile a `.proto` file of the project and its imports, and import the modules. Raises: UserError."""
-    try:
-        from grpc_tools import protoc  # noqa: PLC0415 - only in environments of gRPC APIs
-    except ModuleNotFoundError as exc:
-        raise UserError(f"{path}: {exc.name} is not installed; add grpcio-tools to requirements.txt") from exc
+    tools = importlib.util.find_spec("grpc_tools")
+    if tools is None or tools.origin is None:
+        raise UserError(f"{path}: grpc_tools is not installed; add grpcio-tools to requirements.txt")
     from google.protobuf.descriptor_pb2 import FileDescriptorSet  # noqa: PLC0415 - comes with protoc
 
-    roots = [f"--proto_path={project}", f"--proto_path={Path(protoc.__file__).parent / '_proto'}"]
     with tempfile.TemporaryDirectory(prefix="cortex-protobuf-") as folder:
+        roots = [f"--proto_path={project}", f"--proto_path={Path(tools.origin).parent / '_proto'}"]
+        outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
         compiled = Path(folder) / "descriptors"
-        _run(protoc, path, [*roots, f"--descriptor_set_out={compiled}", "--include_imports", path])
+        _run_protoc(path, [*roots, *outputs, f"--descriptor_set_out={compiled}", "--include_imports", path])
         files = [file.name for file in FileDescriptorSet.FromString(compiled.read_bytes()).file]
         files = [file for file in files if not file.startswith(_WELL_KNOWN)]
-        _run(protoc, path, [*roots, f"--python_out={folder}", f"--grpc_python_out={folder}", *files])
+        if imported := [file for file in files if file != path]:
+            _run_protoc(path, [*roots, *outputs, *imported])
         sys.path.insert(0, str(project))  # the folders of definitions are packages of the project
         try:
             for suffix in ("_pb2", "_pb2_grpc"):
@@ -92,7 +96,7 @@ def load_definition(project: Path, path: str) -> Definition:
 
 def bind_service(definition: Definition, instance: object, generation: Generation, in_scope: bool) -> BoundService:
     """Bind the methods of the user's object; with `in_scope`, their calls keep the models that they use loaded."""
-    rpcs = {}
+    rpcs, routes = {}, []
     for name, rpc_name in generation.methods.items():
         rpc = definition.service.methods_by_name[rpc_name]
         method = getattr(instance, name)
@@ -106,7 +110,30 @@ def bind_service(definition: Definition, instance: object, generation: Generatio
             _message_class(rpc.input_type),
             _message_class(rpc.output_type),
         )
-    return BoundService(definition.service.full_name, rpcs, definition.service)
+        routes.append(_json_route(rpc, method))
+    return BoundService(definition.service.full_name, rpcs, definition.service, ApiSignature(routes=tuple(routes)))
+
+
+def _json_route(rpc: Any, method: Any) -> RouteSignature:
+    """Return the signature of an rpc whose messages are JSON: a stream is an array, or lines."""
+    request = _json_schema(rpc.input_type)
+    body = BodySignature(
+        {"type": "array", "items": request} if rpc.client_streaming else request, is_typed=True, is_required=False
+    )
+    media_type = "application/x-ndjson" if rpc.server_streaming else "application/json"
+    result = BodySignature(_json_schema(rpc.output_type), media_type, is_typed=True)
+    signature = method_signature(method, rpc.name, "POST", (), MethodTypes(result=result))
+    return RouteSignature(f"/{rpc.name}", (), replace(signature, payload=body, streams=rpc.server_streaming))
+
+
+def _json_schema(message: Any) -> Json:
+    schema = {"description": f"{message.full_name} in JSON"}
+    return {"type": "object", **schema} if is_json_object(message) else schema
+
+
+def is_json_object(message: Any) -> bool:
+    """Return whether the JSON of a message is an object: that of some of protobuf itself, such as `Value`, may not."""
+    return not message.full_name.startswith("google.protobuf.")
 
 
 def _with_declared(method: Any, names: Iterable[str]) -> Callable[[Any, Any], Any]:
@@ -126,8 +153,9 @@ def _message_class(descriptor: Any) -> Any:
     return message_factory.GetMessageClass(descriptor)
 
 
-def _run(protoc: Any, path: str, arguments: list[str]) -> None:
-    if protoc.main(["protoc", *arguments]):
+def _run_protoc(path: str, arguments: list[str]) -> None:
+    command = [sys.executable, "-P", "-m", "grpc_tools.protoc", *arguments]
+    if subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode:
         raise UserError(f"{path}: protoc can't compile it; its messages are in the log")
 
 

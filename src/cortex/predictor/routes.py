@@ -53,7 +53,8 @@ class Route:
 
     def signature(self, generation: Generation) -> Signature:
         """Return the arguments that its method may declare."""
-        return replace(generation.method_signature, required=self.template.parameters, optional=ARGUMENTS)
+        signature = generation.method_signature
+        return replace(signature, required=self.template.parameters, optional=ARGUMENTS, fills_defaults=True)
 
 
 def route(verb: str, path: str) -> Callable[[F], F]:

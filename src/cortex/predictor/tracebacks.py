@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from cortex.errors import ModelError, UserError
-from cortex.predictor.importing import suggest_requirement
+from cortex.predictor.importing import suggest_import
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
 _EVENT_LOOP = str(Path(os.__file__).parent / "asyncio") + os.sep
@@ -73,8 +73,7 @@ def describe(exc: BaseException) -> str:
         lines = []
     message = f"{name}: {lines[0][:_MESSAGE_LIMIT]}" if lines else name
     if isinstance(exc, ModuleNotFoundError) and exc.name:
-        hint = suggest_requirement(exc.name)
-        message += f"; {hint}" if hint else ""
+        message += f"; {suggest_import(exc.name)}"
     return message
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from cortex.errors import Diagnostic
+from cortex.spelling import nearest
 
 #: Options of a requirements file, and whether each takes a value.
 _OPTIONS = {
@@ -38,6 +38,9 @@ _OPTIONS = {
 #: Installing one of these would shadow the running `cortex` package.
 _OWN_NAMES = frozenset({"cortex", "cortex-serving"})
 
+#: Options that name another file of requirements.
+_FILE_OPTIONS = frozenset({"-r", "--requirement", "-c", "--constraint"})
+
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _OPTION_OF_REQUIREMENT = re.compile(r"\s--?[a-z].*$", re.DOTALL)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|file:", re.IGNORECASE)
@@ -53,6 +56,15 @@ def parse_requirements(text: str, file: str) -> list[Diagnostic]:
         if problem := _problem(content):
             found.append(Diagnostic(file, line, column, "", *problem))
     return found
+
+
+def included_files(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield line, column and path of each file that a requirements file includes by a relative path."""
+    for line, column, content in _logical_lines(text):
+        option, value = _split_option(content)
+        path = value.strip("'\"")
+        if option in _FILE_OPTIONS and path and not path.startswith("/") and "$" not in path and not _URL.match(path):
+            yield line, column + len(content) - len(value), path
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +137,18 @@ def _problem(content: str) -> tuple[str, str] | None:
     return None
 
 
-def _option_problem(content: str) -> tuple[str, str] | None:
+def _split_option(content: str) -> tuple[str, str]:
     option = re.split(r"[\s=]", content, maxsplit=1)[0]
     if not option.startswith("--") and option[:2] in _OPTIONS:
         option = option[:2]  # `-rother.txt`
-    value = content[len(option) :].strip(" \t=")
+    return option, content[len(option) :].strip(" \t=")
+
+
+def _option_problem(content: str) -> tuple[str, str] | None:
+    option, value = _split_option(content)
     if option not in _OPTIONS:
-        close = difflib.get_close_matches(option, _OPTIONS, 1)
-        return f"unknown option {option!r}", f"did you mean {close[0]}?" if close else "remove the line"
+        guess = nearest(option, _OPTIONS)
+        return f"unknown option {option!r}", f"did you mean {guess}?" if guess else "remove the line"
     if _OPTIONS[option] and not value:
         return f"{option} requires a value", f"write {option} VALUE, or remove the line"
     if not _OPTIONS[option] and value and not value.startswith("-"):

@@ -7,6 +7,7 @@ import html
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -20,9 +21,13 @@ from cortex.storage.credentials import StoreSettings, endpoint_name, gs_settings
 T = TypeVar("T")
 
 SCHEMES = ("s3", "gs")
-_RETRIES: Any = {"max_retries": 3}
+_SILENCE_S = 60
+#: A request that failed after a minute of silence is not tried again: its store hangs.
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=_SILENCE_S / 2)}
 #: Large objects may take hours, but a silent connection fails within a minute.
-_TIMEOUTS: Any = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "24h"}
+_TIMEOUTS: Any = {"connect_timeout": "5s", "read_timeout": f"{_SILENCE_S}s", "timeout": "24h"}
+#: The debugging output of obstore for a connection that was silent for too long.
+_WAS_SILENT = re.compile(r"kind: Request,\s*source: TimedOut")
 #: An error response of S3 and of compatible stores.
 _ANSWER = re.compile(r"<Code>([^<]+)</Code>\s*<Message>([^<]*)</Message>")
 _PARTICIPLES = {"read": "read", "write": "written"}
@@ -105,6 +110,8 @@ class Location:
             return f"{self.url}: {who} denies access; {self._credentials_hint(verb)}"
         if is_without_credentials(error):
             return f"{self.url}: there are no credentials for {host}; {self._credentials_hint(verb)}"
+        if _WAS_SILENT.search(text):
+            return f"{self.url}: {host} accepted the connection, but did not answer within {_SILENCE_S} s"
         if "error sending request" in text or "error trying to connect" in text:
             return f"{self.url}: {host} can't be reached"
         return f"{self.url} can't be {_PARTICIPLES[verb]}: {_store_message(text) or type(error).__name__}"

@@ -99,17 +99,20 @@ class CommandWorkerSlot(RequestWorkerSlot):
         if self._wait_status is not None:
             wait_status = self._wait_status
             if self.state is ProcessState.STARTING and self._killed_for is None:
-                self._failure = StartFailure(self._start_problem(wait_status))
-        if self._failure is not None and not self._failure.traceback:
-            self._failure = replace(self._failure, traceback=self._last_lines())
+                self._reported = self._start_failure(wait_status)
+        if self._reported is not None and not self._reported.traceback:
+            self._reported = replace(self._reported, traceback=self._last_lines())
         return super().on_death(wait_status)
 
-    def _start_problem(self, wait_status: int) -> str:
-        reason = f"the command {name_death(wait_status, 0).message} before it was ready"
+    def _start_failure(self, wait_status: int) -> StartFailure:
+        death = name_death(wait_status, 0)
+        verb = "" if death.cause in (DeathCause.EXITED, DeathCause.SIGNALLED) else "died: "
+        reason = f"the command {verb}{death.message} before it was ready"
         if wait_status == 0:
-            return f"{reason}: it must run in the foreground"
+            reason += ": it must run in the foreground"
+            return StartFailure(reason, summary=reason)
         line = error_line(self._last_lines().splitlines())
-        return f"{reason}: {line}" if line else reason
+        return StartFailure(f"{reason}: {line}" if line else reason, was_killed=death.is_kill, summary=reason)
 
     def _last_lines(self) -> str:
         lines = self._tail.decode(errors="replace").strip().splitlines()

@@ -49,6 +49,7 @@ class OpenConnection:
     """The supervisor's duplicate of one connection."""
 
     sock: socket.socket
+    once: bool = False  #: closes after one response
     was_slow: bool = False  #: at the last tick, only a slow client kept it busy
     slow: bool = False  #: and at the tick before as well: its call slot is lent
     call: str = ""  #: request id of the call that ran at the last check
@@ -101,7 +102,7 @@ class ConnectionTable:
         """Yield the index and the state of each connection."""
         return ((index, self.shared_state.state(index)) for index in self.open)
 
-    def add(self, sock: socket.socket) -> int | None:
+    def add(self, sock: socket.socket, once: bool = False) -> int | None:
         """Add a connection and return its index. If no row is free, close it and return None."""
         if self._free_indexes:
             index = self._free_indexes.pop()
@@ -112,11 +113,19 @@ class ConnectionTable:
             sock.close()
             return None
         self.shared_state.clear(index)
-        self.open[index] = OpenConnection(sock)
+        self.open[index] = OpenConnection(sock, once)
         return index
 
+    def unread(self) -> list[int]:
+        """Return the connections whose next request no process has read; not those of WebSockets, and the like."""
+        return [
+            index
+            for index, state in self.states()
+            if state is ConnectionState.IDLE and is_unread_request(self.open[index].sock)
+        ]
+
     def remove(self, index: int) -> socket.socket | None:
-        """Remove a connection that the process has released, and return its socket."""
+        """Remove a connection that no process has, and return its socket."""
         connection = self.open.pop(index, None)
         if connection is None:
             return None
@@ -293,6 +302,9 @@ class ConnectionTable:
         for index in list(self.open):
             self.close(index)
         for _, sock in self._lingering:
+            with contextlib.suppress(OSError):  # a close with unread input would discard the response
+                while sock.recv(_HEAD_BYTES, socket.MSG_DONTWAIT):
+                    pass
             sock.close()
         self._lingering.clear()
 
@@ -334,6 +346,15 @@ def is_unread_openai_request(sock: socket.socket) -> bool:
     endpoint = headers.get(b"x-cortex-endpoint")  # set by the gateway for paths below the endpoint
     target = line.split(b" ")[1:2]
     return endpoint is not None and bool(target) and is_openai_path(path_below(target[0], endpoint))
+
+
+def is_unread_request(sock: socket.socket) -> bool:
+    """Return whether the unread data of a socket begins with the whole head of a request that asks for no upgrade."""
+    try:
+        head, end, _ = sock.recv(_HEAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT).partition(b"\r\n\r\n")
+    except OSError:
+        return False
+    return end != b"" and b"\r\nupgrade:" not in head.lower()
 
 
 def has_unread(sock: socket.socket) -> bool | None:

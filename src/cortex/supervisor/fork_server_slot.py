@@ -20,7 +20,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -123,7 +123,7 @@ class ForkServerSlot(ProcessSlot):
         death = super().on_death(wait_status)
         if is_starting and self._failure is not None:
             for worker in self._workers:
-                worker.on_fork_server_failed(self._failure)
+                worker.on_fork_server_failed(self._failure, death)
         return death
 
     def on_failed_worker(self) -> None:
@@ -167,8 +167,9 @@ class PreloadedWorkerSlot(RequestWorkerSlot):
         listeners: ReplicaListeners,
         fork_server: ForkServerSlot,
         on_answer: Callable[[int], None],
+        others: Callable[[int], Iterable[RequestWorkerSlot]],
     ) -> None:
-        super().__init__(spec, index, listeners, fork_server.fork_worker, on_answer=on_answer)
+        super().__init__(spec, index, listeners, fork_server.fork_worker, False, on_answer, others)
         self.waits = False  #: for the fork server
         self._fork_server = fork_server
         self._copy_pid: int | None = None
@@ -203,12 +204,14 @@ class PreloadedWorkerSlot(RequestWorkerSlot):
         self._requested_at = time.monotonic()
         super().start()
 
-    def on_fork_server_failed(self, failure: StartFailure) -> None:
+    def on_fork_server_failed(self, failure: StartFailure, death: Death) -> None:
         """Fail as the fork server that this slot waits for; the next one is started after its delay."""
         if self.waits and self.state in (ProcessState.STARTING, ProcessState.BACKING_OFF):
             self._failed_starts += 1
             self._aborted_starts += 1
             self._failure = failure
+            if death.cause is not DeathCause.EXITED:
+                self._record_death(death)
             self.state = ProcessState.BACKING_OFF
 
     def on_message(self, message: dict[str, Any]) -> None:
@@ -266,7 +269,8 @@ class PreloadedWorkerSlot(RequestWorkerSlot):
                 self._lost_at = None
                 self._failed_starts += 1
                 if not self._is_refused:
-                    self._failure = StartFailure("the fork server did not fork the process")
+                    reason = "the fork server did not fork the process"
+                    self._failure = StartFailure(reason, summary=reason)
                 self._start_at = now + restart_delay_s(self._failed_starts, 0)
                 self.state = ProcessState.BACKING_OFF
 

@@ -88,6 +88,7 @@ class ProcessSlot(ABC):
         self._killed_for: Death | None = None
         self._death: Death | None = None
         self._failure: StartFailure | None = None
+        self._reported: StartFailure | None = None  #: the cause that the present process gave, if it fails to start
         self._restarts = 0
         self._aborted_starts = 0
         self._failed_starts = 0
@@ -154,6 +155,7 @@ class ProcessSlot(ABC):
         """Fork a process."""
         self._oom_kills_before = count_kernel_oom_kills()
         self._killed_for = None
+        self._reported = None
         self._is_forgiven = False
         self._channel_lost_at = None
         self._on_start()
@@ -175,7 +177,8 @@ class ProcessSlot(ABC):
             self.channel.close()
             self.channel = None
         self._failed_starts += 1
-        self._failure = StartFailure(f"the process could not be started: {error.strerror or error}")
+        reason = f"the process could not be started: {error.strerror or error}"
+        self._failure = StartFailure(reason, summary=reason)
         self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
         self.state = ProcessState.BACKING_OFF
 
@@ -185,7 +188,12 @@ class ProcessSlot(ABC):
         if kind == "ready" and self.state is ProcessState.STARTING:
             self._on_ready(message)
         elif kind == "failed":
-            self._failure = StartFailure(str(message["message"]), str(message["traceback"]))
+            exception = str(message["exception"])
+            self._failure = self._reported = StartFailure(
+                str(message["message"]),
+                str(message["traceback"]),
+                summary=f"{exception} while it started" if exception else "",
+            )
         else:
             self.models.on_message(message)
 
@@ -220,9 +228,9 @@ class ProcessSlot(ABC):
     # Waiting and models.
 
     def wait(self, reason: str | None) -> None:
-        """Postpone the first start until `start` is called; `reason` is the error, if there is one."""
+        """Postpone the first start until `start` is called; `reason` is the error about its models, if any."""
         self._is_forgiven = False
-        self._failure = StartFailure(reason) if reason else None
+        self._failure = StartFailure(reason, summary="its models are not available") if reason else None
         self.state = ProcessState.BACKING_OFF if reason else ProcessState.STARTING
         self._start_at = math.inf
 
@@ -305,7 +313,8 @@ class ProcessSlot(ABC):
         if self.state is ProcessState.STARTING:
             self._failed_starts += 1
             self._aborted_starts += 1
-            self._failure = self._failure or StartFailure(f"the process ended while it started: {death.message}")
+            reason = f"the process ended while it started: {death.message}"
+            self._failure = self._reported or StartFailure(reason, was_killed=death.is_kill, summary=reason)
             if death.cause is not DeathCause.EXITED:
                 self._record_death(death)
         else:

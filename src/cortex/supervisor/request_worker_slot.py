@@ -1,9 +1,9 @@
 """The slot of a request worker: connections, deadlines, and its successor after a reload of models.
 
 The supervisor keeps a duplicate of every connection. When the process dies, the supervisor answers its requests with
-the cause; connections without a request go to the next process. A standby is a request worker without connections,
-which loads models while another one serves. Once it takes over, the other one retires: it finishes its requests and
-releases each connection that has none.
+the cause; connections without a request go to the next process, and requests that nobody has read to another slot's
+process if that has room. A standby is a request worker without connections, which loads models while another one
+serves. Once it takes over, the other one retires: it finishes its requests and releases each connection that has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,9 +58,15 @@ class RequestWorkerSlot(ProcessSlot):
         fork: Fork,
         is_standby: bool = False,
         on_answer: Callable[[int], None] = lambda status: None,
+        others: Callable[[int], Iterable[RequestWorkerSlot]] = lambda index: (),
     ) -> None:
-        """Create a slot; `on_answer` receives the status of each response sent by the supervisor."""
+        """Create a slot.
+
+        `on_answer` receives the status of each response sent by the supervisor. `others` returns the slots of a replica
+        but that of an index.
+        """
         super().__init__(spec, index, fork, is_standby)
+        self._others = others
         self._listeners = listeners
         # TensorFlow models are batched below the calls: there, each request is a call of its own.
         is_bisected = spec.batches_calls and spec.isolates_failures
@@ -154,12 +160,18 @@ class RequestWorkerSlot(ProcessSlot):
         for index in self._connections.open:
             self._hand_over(index)
 
-    def add_connection(self, sock: socket.socket) -> None:
-        """Add a connection; the process receives it as soon as it is ready."""
+    @property
+    def has_room(self) -> bool:
+        """Return whether the process would run another request at once."""
+        is_ready = self.state is ProcessState.READY and self._condemned_for is None
+        return is_ready and self.busy_connections < self.call_slots
+
+    def add_connection(self, sock: socket.socket, once: bool = False) -> None:
+        """Add a connection; the process receives it as soon as it is ready. With `once`, it closes after a response."""
         if self.state is ProcessState.STOPPED:
             sock.close()  # admitted too late
             return
-        index = self._connections.add(sock)
+        index = self._connections.add(sock, once)
         if index is not None and self.state in (ProcessState.READY, ProcessState.STOPPING):
             self._hand_over(index)
 
@@ -168,7 +180,8 @@ class RequestWorkerSlot(ProcessSlot):
         if self.channel is None:
             return
         again = self._connections.shared_state.state(index) is ConnectionState.AGAIN
-        if not self.channel.send("connection", fd=connection.sock.fileno(), index=index, again=again):
+        fd, once = connection.sock.fileno(), connection.once
+        if not self.channel.send("connection", fd=fd, index=index, again=again, once=once):
             self._not_handed_over.append(index)  # the process is busy and does not read: retry at the next tick
 
     def _retry_hand_overs(self) -> None:
@@ -213,11 +226,26 @@ class RequestWorkerSlot(ProcessSlot):
     def tick(self, now: float) -> None:
         """Enforce deadlines and limits, start a process that is due, continue a stop."""
         self._connections.close_lingering(now)
+        if self.state in (ProcessState.STARTING, ProcessState.BACKING_OFF):
+            self._pass_on_unread()
         super().tick(now)
+
+    def _pass_on_unread(self) -> None:
+        """Pass requests that wait for a process to others that have room, one to each: this one may take long to start.
+
+        Each connection closes after that, so that the gateway opens another one to this slot.
+        """
+        if self._connections.shared_state.journal is not None or self._spec.protobuf_path is not None:
+            return  # a request that runs again needs its slot's journal; gRPC connections carry several requests
+        others = [slot for slot in self._others(self.index) if slot.has_room]
+        for index, other in zip(self._connections.unread() if others else (), others, strict=False):
+            if (sock := self._connections.remove(index)) is not None:
+                other.add_connection(sock, once=True)
 
     def _tick_without_process(self) -> None:
         if self._failed_starts:
-            self._connections.answer_waiting(self._failure.message if self._failure else "starting")
+            reason = self._failure.for_callers(self._spec.api) if self._failure else "starting"
+            self._connections.answer_waiting(reason)
 
     def _tick_process(self, now: float) -> None:
         self._enforce_deadlines(now)
@@ -296,6 +324,7 @@ class RequestWorkerSlot(ProcessSlot):
         if self._successor is not None:
             for index in list(self._connections.open):
                 self._pass_on(index)
+        self._connections.answer_waiting("the process was stopped")
         self._connections.close_all()
 
 

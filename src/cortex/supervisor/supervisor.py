@@ -160,11 +160,18 @@ class Supervisor:
         if self._fork_server is not None:
             from cortex.supervisor.fork_server_slot import PreloadedWorkerSlot  # noqa: PLC0415 - as above
 
-            return PreloadedWorkerSlot(self._spec, index, self._listeners, self._fork_server, self._metrics.answered)
+            return PreloadedWorkerSlot(
+                self._spec, index, self._listeners, self._fork_server, self._metrics.answered, self._other_slots
+            )
         return self._create_request_worker(index)
 
     def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorkerSlot:
-        return RequestWorkerSlot(self._spec, index, self._listeners, fork, is_standby, self._metrics.answered)
+        return RequestWorkerSlot(
+            self._spec, index, self._listeners, fork, is_standby, self._metrics.answered, self._other_slots
+        )
+
+    def _other_slots(self, index: int) -> list[RequestWorkerSlot]:
+        return [slot for slot in self._workers if isinstance(slot, RequestWorkerSlot) and slot.index != index]
 
     def shutdown(self) -> None:
         """Publish the last status, and remove the sockets."""

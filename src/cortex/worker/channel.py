@@ -42,12 +42,13 @@ class Channel:
             return False
         return True
 
-    def send_failure(self, message: str, traceback: str) -> None:
-        """Report why user code could not be started."""
+    def send_failure(self, message: str, traceback: str, exception: str = "") -> None:
+        """Report why user code could not be started; `exception` is the class that it raised."""
         self.send(
             "failed",
             message=replace_surrogates(message[-4096:]),
             traceback=replace_surrogates(traceback[-_MAX_TRACEBACK_CHARS:]),
+            exception=replace_surrogates(exception[:256]),
         )
 
     def receive(self) -> tuple[dict[str, Any], int | None] | None:

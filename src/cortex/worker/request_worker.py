@@ -11,6 +11,7 @@ import ctypes
 import gc
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,39 +79,44 @@ def run_request_worker(
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
-    return serve(spec, predictor, channel, shared_state, file, tracing, inheritance)
+    return serve(WorkerContext(spec, channel, shared_state, inheritance, file, tracing), predictor)
 
 
-def serve(
-    spec: ReplicaSpec,
-    predictor: BoundPredictor,
-    channel: Channel,
-    shared_state: SharedConnectionState,
-    file: MetricFile | None,
-    tracing: Tracing | None,
-    inheritance: Inheritance,
-) -> int:
+@dataclass(frozen=True)
+class WorkerContext:
+    """The parts of a worker process that exist before it serves."""
+
+    spec: ReplicaSpec
+    channel: Channel  #: to the supervisor
+    shared_state: SharedConnectionState
+    inheritance: Inheritance
+    file: MetricFile | None
+    tracing: Tracing | None
+
+
+def serve(context: WorkerContext, predictor: BoundPredictor) -> int:
     """Serve requests with a constructed class until stopped; return the exit code."""
+    spec, tracing = context.spec, context.tracing
     try:
         if tracing is not None:
             tracing.serve_user_code()
         predictor.after_fork()
         loop = uvloop.new_event_loop()
         asyncio.set_event_loop(loop)
-        check_readiness(spec, predictor, loop, channel)
+        check_readiness(spec, predictor, loop, context.channel)
         lifespan = _start_application(predictor, loop)
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
-        report_failure(channel, error)
+        report_failure(context.channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
     if spec.models is None:  # else memory of models that are not used any more has to be returned
         _keep_freed_memory()
     if predictor.service is not None:
-        orphan = _serve_grpc(spec, predictor.service, loop, channel, shared_state, file, tracing, inheritance)
+        orphan = _serve_grpc(context, predictor.service, loop)
     elif lifespan is not None:
-        orphan = _serve_application(spec, lifespan, loop, channel, shared_state, file, tracing, inheritance)
+        orphan = _serve_application(context, lifespan, loop)
     else:
-        orphan = _serve(spec, predictor, loop, channel, shared_state, file, tracing, inheritance)
+        orphan = _serve_methods(context, predictor, loop)
     run_exit_hooks()
     if tracing is not None:
         tracing.shutdown()
@@ -139,16 +145,8 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
         return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.extra_versions, metrics)
 
 
-def _serve(
-    spec: ReplicaSpec,
-    predictor: BoundPredictor,
-    loop: asyncio.AbstractEventLoop,
-    channel: Channel,
-    shared_state: SharedConnectionState,
-    file: MetricFile | None,
-    tracing: Tracing | None,
-    inheritance: Inheritance,
-) -> Orphan:
+def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Orphan:
+    spec, file, shared_state = context.spec, context.file, context.shared_state
     methods = predictor.all_methods
     kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
     if any(method.needs_headers or method.needs_query_params for method in methods):
@@ -160,13 +158,13 @@ def _serve(
     always_threads = "generator" in kinds or waits_for_models
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
     tracker = _open_tracker(spec, file)
-    server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, tracing)
+    server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, context.tracing)
     exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
-    orphan = connect_supervisor(server, loop, channel, inheritance, runner.stop, partial(_update_models, predictor))
+    orphan = connect_supervisor(server, loop, context, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
     signature = signature_text(lambda: predictor.signature)
-    channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
+    context.channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
     runner.run()
     server.shutdown()
     if exchanges is not None:
@@ -201,53 +199,38 @@ def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoo
     return lifespan
 
 
-def _serve_application(
-    spec: ReplicaSpec,
-    lifespan: Lifespan,
-    loop: asyncio.AbstractEventLoop,
-    channel: Channel,
-    shared_state: SharedConnectionState,
-    file: MetricFile | None,
-    tracing: Tracing | None,
-    inheritance: Inheritance,
-) -> Orphan:
+def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio.AbstractEventLoop) -> Orphan:
     from cortex.worker.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
-    server = ApplicationServer(spec, lifespan, loop, shared_state, file, tracing)
+    spec, file = context.spec, context.file
+    server = ApplicationServer(spec, lifespan, loop, context.shared_state, file, context.tracing)
     exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
-    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
+    orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
-    channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
+    context.channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
     loop.run_forever()
     if exchanges is not None:
         exchanges.close()
     return orphan
 
 
-def _serve_grpc(
-    spec: ReplicaSpec,
-    service: BoundService,
-    loop: asyncio.AbstractEventLoop,
-    channel: Channel,
-    shared_state: SharedConnectionState,
-    file: MetricFile | None,
-    tracing: Tracing | None,
-    inheritance: Inheritance,
-) -> Orphan:
+def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.AbstractEventLoop) -> Orphan:
     from cortex.worker.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
 
+    spec, shared_state = context.spec, context.shared_state
     # The iterators of streams block the thread of their method.
     waits_for_models = spec.threads > 1 and spec.models is not None
     always_threads = waits_for_models or any(
         (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
     )
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
-    server = GrpcServer(spec, service, loop, runner, shared_state, file, tracing)
-    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, runner.stop))
+    server = GrpcServer(spec, service, loop, runner, shared_state, context.file, context.tracing)
+    orphan = connect_supervisor(server, loop, context, partial(server.stop, runner.stop))
     shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
-    channel.send("ready", slots=slots, shares_loop=shares_loop)
+    signature = signature_text(lambda: service.signature)
+    context.channel.send("ready", slots=slots, shares_loop=shares_loop, signature=signature)
     runner.run()
     return orphan
 
@@ -260,15 +243,14 @@ def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
 def connect_supervisor(
     server: RequestServer,
     loop: asyncio.AbstractEventLoop,
-    channel: Channel,
-    inheritance: Inheritance,
+    context: WorkerContext,
     on_stop: Callable[[], None],
     on_catalogue: Callable[[str], None] = lambda path: None,
 ) -> Orphan:
     """Receive connections and commands from the supervisor; return what outlives it. `on_stop` ends the process."""
-    orphan = Orphan(server, loop, inheritance, on_stop)
+    orphan = Orphan(server, loop, context.inheritance, on_stop)
     outlive_supervisor()
-    SupervisorChannel(server, loop, channel, on_catalogue, on_stop, orphan.begin).start()
+    SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, orphan.begin).start()
     return orphan
 
 
@@ -315,7 +297,8 @@ class SupervisorChannel:
             message, fd = received
             if message["kind"] == "connection" and fd is not None:
                 connection = socket.socket(fileno=fd)
-                self._server.connections.add(connection, message["index"], self._on_closed, message.get("again", False))
+                again, once = message.get("again", False), message.get("once", False)
+                self._server.connections.add(connection, message["index"], self._on_closed, again, once)
             elif message["kind"] == "configure":
                 self._server.configure(parse_limits(message))
             elif message["kind"] == "catalogue":

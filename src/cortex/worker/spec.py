@@ -189,6 +189,14 @@ class StartFailure:
 
     message: str  #: one line, `ValueError: bad weights`
     traceback: str = ""  #: the user's frames
+    was_killed: bool = False  #: something killed it: the next start may succeed
+    summary: str = ""  #: the message without text of user code, paths and addresses; "": no more than that it failed
+
+    def for_callers(self, api: str) -> str:
+        """Return the reason that callers of `api` get: they must not see what its code prints, or where it runs."""
+        if self.summary == self.message:
+            return self.message
+        return f"{self.summary or 'it does not start'}; `cortex get {api}` shows why"
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,11 @@ class Death:
     pid: int = 0
     inside: str = ""  #: the batch that was running, `<job id>:<seq>` or `<job id>:hook`; empty: none
     after: str = ""  #: if none was running, the last batch, in the same form
+
+    @property
+    def is_kill(self) -> bool:
+        """Return whether the process was killed, also for lack of memory, rather than failing by itself."""
+        return self.cause in (DeathCause.KILLED, DeathCause.OUT_OF_MEMORY)
 
 
 #: Number of deaths remembered per slot.
@@ -319,7 +332,7 @@ def orphan_limit_s(timeout_s: float) -> float:
     return ORPHAN_SERVES_S + timeout_s + _EXIT_HOOKS_S
 
 
-def _known(kind: type[ReplicaStatus | ProcessStatus], data: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[ReplicaStatus | ProcessStatus | StartFailure], data: dict[str, Any]) -> dict[str, Any]:
     return {name: data[name] for name in kind.__dataclass_fields__ if name in data}
 
 
@@ -330,7 +343,7 @@ def _process(data: dict[str, Any]) -> ProcessStatus:
             **_known(ProcessStatus, data),
             "state": ProcessState(data["state"]),
             "death": _death(death) if death else None,
-            "failure": StartFailure(**failure) if failure else None,
+            "failure": StartFailure(**_known(StartFailure, failure)) if failure else None,
             "deaths": tuple(map(_death, data.get("deaths", ()))),
         }
     )

@@ -115,11 +115,12 @@ def report_failure(channel: Channel, error: BaseException) -> None:
     """Log why user code could not be started, and report it to the supervisor."""
     if isinstance(error, UserError):
         sys.stderr.write(f"{error.in_full()}\n")
-        channel.send_failure(str(error), error.traceback)
+        cause = error.__cause__ if error.traceback else None  # without the user's frames, it is an exception of ours
+        channel.send_failure(str(error), error.traceback, type(cause).__name__ if cause else "")
         return
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)
-    channel.send_failure(f"{type(error).__name__}: {error}", text)
+    channel.send_failure(f"{type(error).__name__}: {error}", text, type(error).__name__)
 
 
 def signature_text(describe: Callable[[], ApiSignature]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from cortex.dev.reload.file_watcher import FileWatcher
@@ -24,6 +26,16 @@ def test_a_change_of_content_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("2")
     assert found.poll() == {tmp_path / "a.py"}
     assert found.poll() == set()
+
+
+def test_a_watcher_is_behind_until_a_change_is_polled(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("1")
+    found = watcher(tmp_path / "a.py")
+    assert not found.is_behind()
+    (tmp_path / "a.py").write_text("2")
+    assert found.is_behind()
+    found.poll()
+    assert not found.is_behind()
 
 
 def test_a_file_that_was_only_touched_is_not_reported(tmp_path: Path) -> None:
@@ -61,3 +73,25 @@ def test_files_that_are_no_longer_watched_are_not_reported(tmp_path: Path) -> No
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("2")
     assert found.poll() == {tmp_path / "b.py"}
+
+
+def test_files_to_which_this_process_prints_are_not_watched(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("out.txt", "err.txt", "a.py"):
+        (tmp_path / "model" / name).write_text("1")
+    code = """
+import asyncio, pathlib, sys
+from cortex.dev.reload.file_watcher import FileWatcher
+folder = pathlib.Path(sys.argv[1])
+watcher = FileWatcher(asyncio.new_event_loop(), print)
+watcher.watch([folder, *folder.iterdir()])
+print("2", flush=True)
+print("2", flush=True, file=sys.stderr)
+(folder / "a.py").write_text("2")
+assert watcher.poll() == {folder / "a.py"}
+"""
+    with (tmp_path / "model" / "out.txt").open("a") as output, (tmp_path / "model" / "err.txt").open("a") as errors:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "model")], stdout=output, stderr=errors, check=False
+        )
+    assert done.returncode == 0, (tmp_path / "model" / "err.txt").read_text()

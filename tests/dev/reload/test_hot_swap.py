@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,3 +153,54 @@ def test_a_file_that_changes_while_it_loads_is_swapped_later(tmp_path: Path) -> 
         del sys.modules["changing_handler"]
     assert isinstance(found, NewProcess)
     assert "changing_handler.py" in found.reason
+
+
+CAFE = "def predict():\n    return {}  # caf\u00e9\n"
+
+
+def test_a_comment_that_python_accepts_although_it_is_not_utf_8_does_not_prevent_a_swap(tmp_path: Path) -> None:
+    try:
+        ast.parse(CAFE.format(1).encode("latin-1"))
+    except SyntaxError:
+        pytest.skip("this Python refuses the module, too")
+    with loaded(tmp_path, "cafe_comment", CAFE.format(1).encode("latin-1")) as (module, sources):
+        (tmp_path / "cafe_comment.py").write_bytes(CAFE.format(2).encode("latin-1"))
+        assert sources.swap(None) == (["predict()"], False)
+        assert module.predict() == 2
+
+
+def test_a_swap_decodes_a_file_as_its_coding_line_says(tmp_path: Path) -> None:
+    text = "# -*- coding: latin-1 -*-\n" + CAFE
+    with loaded(tmp_path, "cafe_latin", text.format(1).encode("latin-1")) as (module, sources):
+        (tmp_path / "cafe_latin.py").write_bytes(text.format("'\u00e9'").encode("latin-1"))
+        sources.swap(None)
+        assert module.predict() == "\u00e9"
+
+
+def test_a_string_that_is_not_utf_8_is_a_syntax_error_in_its_file_and_the_old_code_goes_on(tmp_path: Path) -> None:
+    with loaded(tmp_path, "cafe_string", CAFE.format(1).encode()) as (module, sources):
+        (tmp_path / "cafe_string.py").write_bytes(CAFE.format("'\u00e9'").encode("latin-1"))
+        with pytest.raises(SyntaxError) as caught:
+            sources.swap(None)
+        assert "cafe_string.py" in str(caught.value)
+        assert module.predict() == 1
+
+
+def test_a_module_that_was_removed_is_the_reason_for_a_new_process(tmp_path: Path) -> None:
+    with loaded(tmp_path, "renamed_module", b"def predict():\n    return 1\n") as (_, sources):
+        (tmp_path / "renamed_module.py").rename(tmp_path / "other_module.py")
+        assert sources.swap(None) == NewProcess("renamed_module.py was removed")
+
+
+@contextmanager
+def loaded(folder: Path, name: str, source: bytes) -> Iterator[tuple[ModuleType, ProjectSources]]:
+    (folder / f"{name}.py").write_bytes(source)
+    sources = ProjectSources(str(folder))
+    before = list(sys.path)
+    try:
+        module = import_user_file(folder, f"{name}.py", None)
+        sources.update()
+        yield module, sources
+    finally:
+        sys.path[:] = before
+        del sys.modules[name]

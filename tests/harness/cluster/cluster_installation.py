@@ -118,7 +118,7 @@ class OnRay:
         """Return a function that returns the operator's log from now on."""
         log = self.cortex.home / "logs" / "operator.log"
         size = log.stat().st_size
-        return lambda: log.read_bytes()[size:].decode()
+        return lambda: log.read_bytes()[size:].decode(errors="replace")  # the end of a character may be missing
 
     def trace(self) -> str:
         """Return the ends of all logs."""

@@ -80,7 +80,8 @@ class LocalNode:
             if any(str(self.home.path) in part for part in process.info["cmdline"] or ()):
                 with contextlib.suppress(psutil.Error):
                     for child in [*process.children(recursive=True), process]:
-                        child.send_signal(signal.SIGKILL)
+                        with contextlib.suppress(psutil.Error):  # that one has ended, others have not
+                            child.send_signal(signal.SIGKILL)
         shutil.rmtree(self.home.metrics_dir, ignore_errors=True)  # it may be outside of the home
 
 

@@ -46,7 +46,8 @@ HANDLER = """
             elif do == "null dereference":
                 ctypes.string_at(0)
             elif do == "sleep":
-                time.sleep(item["s"])
+                if "unless" not in item or not (self.folder / item["unless"]).exists():
+                    time.sleep(item["s"])
             elif do == "wait":
                 gate = self.folder / item["gate"]
                 while not gate.exists():
@@ -169,7 +170,8 @@ class BatchApi:
     def noted(self, job: str, what: str = "") -> list[list[str]]:
         """Return the notes that batches of a job left, word by word."""
         path = self.notes / f"{job}.notes"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        complete = path.read_text().rpartition("\n")[0] if path.exists() else ""  # the last line may be unfinished
+        lines = [line.split() for line in complete.splitlines()]
         return [line for line in lines if line and line[0].startswith(what)]
 
     def wait_for_notes(self, job: str, what: str, count: int = 1, timeout_s: float = 20) -> list[list[str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 CORTEX = [sys.executable, "-m", "cortex.cli.main"]
@@ -28,3 +30,12 @@ def cortex(
         text=True,
         timeout=180,
     )
+
+
+def interrupted(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Interrupt until the process ends: Python misses a signal between its last check and the system call."""
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=10)
+    raise AssertionError("five interrupts did not end it")

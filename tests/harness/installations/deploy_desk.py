@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cortex.home import Home
 from cortex.operator.deploy.deployer import Deployer, DeployResult
+from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.state.database import open_sqlite
 from cortex.state.queries.apis import ApiRecord, ApiStore
@@ -27,13 +29,18 @@ class Desk:
         self.projects = ProjectFolders(self.home)
         self.deployer = self.new_deployer()
 
-    def new_deployer(self, shared: SharedProjects | None = None) -> Deployer:
+    def new_deployer(
+        self,
+        shared: SharedProjects | None = None,
+        inspect_machine: Callable[[], Awaitable[Machine]] | None = None,
+    ) -> Deployer:
         return Deployer(
             self.store,
             self.projects,
             is_updating=lambda record: record.name in self.updating,
             is_failing=lambda record: record.name in self.failing,
             on_change=self._changed,
+            inspect_machine=inspect_machine,
             shared=shared,
         )
 

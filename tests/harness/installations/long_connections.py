@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -95,14 +96,15 @@ class LongConnections:
 
     async def _watch(self, name: str, client: Client) -> None:
         began = time.monotonic()
-        reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
-            await client(name, reader, writer)
-            reason = "it was closed"
-        except (OSError, EOFError, AssertionError) as error:
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+            try:
+                await client(name, reader, writer)
+                reason = "it was closed"
+            finally:
+                writer.close()
+        except (OSError, EOFError, AssertionError) as error:  # also while no gateway listens
             reason = repr(error)
-        finally:
-            writer.close()
         self.ended.append(f"{name} after {time.monotonic() - began:.1f} s: {reason}")
 
     async def _stream(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,8 +124,11 @@ class LongConnections:
         writer.write(protocol.send(Request("x", "/long/echo")))
         number = 0
         while True:
-            async with asyncio.timeout(PATIENCE_S):  # `wait_for` of Python 3.11 may lose a cancellation
-                data = await reader.read(65536)
+            data = b""
+            # A process that is killed before it has read all messages resets the connection: an end without a frame.
+            with contextlib.suppress(ConnectionResetError):
+                async with asyncio.timeout(PATIENCE_S):  # `wait_for` of Python 3.11 may lose a cancellation
+                    data = await reader.read(65536)
             protocol.receive_data(data or None)
             for event in protocol.events():
                 if isinstance(event, Ping):

@@ -96,8 +96,7 @@ class NumberChaos:
                 kill()
                 self._look()
         outcome.sent, outcome.statuses = summary["sent"], summary["statuses"]
-        wait_until(lambda: numbers(self._cortex)["cortex_requests_in_flight{}"] == 0)
-        self._look()
+        self._look(wait_until(self._idle))
         self._compare()
         return outcome
 
@@ -143,8 +142,13 @@ class NumberChaos:
 
         wait_until(are_there, timeout_s=60)
 
-    def _look(self) -> None:
+    def _idle(self) -> dict[str, float] | None:
+        """Return the numbers once no request is in a replica; None also where the gateway does not tell its own."""
         now = numbers(self._cortex)
+        return now if now.get("cortex_requests_in_flight{}") == 0 else None
+
+    def _look(self, now: dict[str, float] | None = None) -> None:
+        now = now or numbers(self._cortex)
         for name, before in self._outcome.numbers.items():
             # The gateway may not tell its own at some moment: a gap is no step back.
             if _GROWS.match(name) and now.get(name, before) < before:

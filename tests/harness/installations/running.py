@@ -11,7 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
@@ -162,14 +162,15 @@ def running_operator(home: Home, *options: str) -> Iterator[RunningOperator]:
             operator.call("POST", "/v1/shutdown?all=true")
             operator.process.wait(PATIENCE_S)
         finally:
-            _end_leftovers(home)
+            end_leftovers(home)
 
 
-def _end_leftovers(home: Home) -> None:
+def end_leftovers(home: Home) -> None:
     mark = str(home.path)
     for process in psutil.process_iter(["cmdline"]):
         if any(mark in part for part in process.info["cmdline"] or []):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                process.kill()
 
 
 class Load:

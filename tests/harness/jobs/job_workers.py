@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.replicas.replicas import Replica, running_replica
+from harness.replicas.replicas import Replica, complete_lines, running_replica
 from harness.replicas.scripted_operator import TOKEN, ScriptedJob, ScriptedOperator, scripted_operator
 from harness.wait import wait_until
 
@@ -31,8 +31,7 @@ class JobReplica:
         return self.folder / f"{name}.log"
 
     def log(self, name: str = "job-1") -> str:
-        path = self.log_path(name)
-        return path.read_text() if path.exists() else ""
+        return complete_lines(self.log_path(name))
 
     def wait_for(self, condition: Any, timeout_s: float = 10.0) -> Any:
         return wait_until(condition, timeout_s, message=self.replica.log() + self.log())

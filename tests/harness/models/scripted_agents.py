@@ -93,7 +93,8 @@ class ScriptedAgent:
                     self.using[number] = request.digests
                 elif isinstance(request, Fetch):
                     client.sendall(write(Fetched(request.id, str(self._contents[request.digest]))))
-        self._clients.pop(number, None)
+        with self._lock:  # `announce` may be sending to all clients
+            self._clients.pop(number, None)
         self.using.pop(number, None)
 
 

@@ -14,7 +14,7 @@ from cortex.state.revision import Revision
 from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3')
+BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3', summary="ValueError while it started")
 
 
 def api(name: str = "iris", replicas: int = 1, processes: int = 1, **sections: Any) -> Api:

@@ -134,8 +134,13 @@ class Replica:
         return pid
 
     def log(self) -> str:
-        path = Path(self.spec.log_path)
-        return path.read_text() if path.exists() else ""
+        return complete_lines(Path(self.spec.log_path))
+
+
+def complete_lines(path: Path) -> str:
+    """Read a file to which another process appends: its last line may be in the middle of being written."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].decode()
 
 
 def new_request_id(ago_s: float = 0.0) -> str:

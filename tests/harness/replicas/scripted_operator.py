@@ -49,6 +49,7 @@ class ScriptedJob:
     lease_s: float = 30.0
     batch_timeout_s: float | None = None
     has_hook: bool = False
+    min_lease: int = 0  #: a lease has so many batches even if the worker, which may be slow, asks for fewer
     max_lease: int = 512
     open: list[int] = field(default_factory=list)
     succeeded: list[int] = field(default_factory=list)
@@ -163,7 +164,7 @@ class ScriptedOperator:
         if not asked.max_batches:
             return ExchangeReply()
         if job.open:
-            seqs, job.open = self._cut(job, min(asked.max_batches, job.max_lease))
+            seqs, job.open = self._cut(job, min(max(asked.max_batches, job.min_lease), job.max_lease))
             self._tokens += 1
             token = f"lease-{self._tokens}"
             job.held[token] = _Held(asked.pid, seqs[0], seqs[-1], seqs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -79,15 +80,13 @@ class Postgres:
     def kill(self) -> None:
         """End the server as the kernel does when it is out of memory; returns once all its processes are gone."""
         ended = self._processes()
-        for process in ended:
-            os.kill(process, signal.SIGKILL)
+        _signal(ended, signal.SIGKILL)
         wait_until(lambda: all(map(has_ended, ended)), 60)
         (self._data / "postmaster.pid").unlink(missing_ok=True)  # where nobody buries the dead, they seem to run
 
     def freeze(self, is_frozen: bool = True) -> None:
         """Freeze the server: it answers nobody, though its machine does."""
-        for process in self._processes():
-            os.kill(process, signal.SIGSTOP if is_frozen else signal.SIGCONT)
+        _signal(self._processes(), signal.SIGSTOP if is_frozen else signal.SIGCONT)
 
     def url(self, database: str, port: int | None = None) -> str:
         return f"postgresql://cortex:p%40ss%2Fwo%3Ard%20%251@127.0.0.1:{port or self.port}/{database}"
@@ -137,6 +136,12 @@ class Postgres:
             done = subprocess.run(command, stdout=output, stderr=output, **self._run_as, check=False)
         if done.returncode:
             raise RuntimeError(f"{program} failed: {(self._folder / 'output').read_text(errors='replace')}")
+
+
+def _signal(processes: list[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it ends by itself, as all do once the first one is gone
+            os.kill(process, number)
 
 
 def _account() -> str:

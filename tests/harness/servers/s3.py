@@ -39,6 +39,7 @@ PIPELINE = (
     "catch_errors gatekeeper healthcheck cache listing_formats bulk s3api tempauth copy slo dlo versioned_writes "
     "symlink proxy-server"
 )
+#: With the usual timeouts, a busy machine answers PUT before the object is listed, or refuses it.
 COMMON = """
 [DEFAULT]
 bind_ip = 127.0.0.1
@@ -50,6 +51,9 @@ disable_fallocate = true
 workers = 0
 user = {user}
 log_address = {folder}/no-syslog
+conn_timeout = 60
+node_timeout = 60
+container_update_timeout = 60
 """
 STORAGE = """
 [pipeline:main]

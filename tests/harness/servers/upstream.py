@@ -272,6 +272,18 @@ async def world(home: Home, **settings: Any) -> AsyncIterator[World]:
                 ends.push_async_callback(gateway.stop)
 
 
+async def release(made: World, count: int) -> None:
+    """Answer this many requests with `?wait=1`, at any of the servers, as they arrive."""
+    for _ in range(count):
+
+        async def waiting() -> Upstream | None:
+            return next((each for each in made.upstreams.values() if each.waiting), None)
+
+        upstream = await eventually(waiting)
+        assert upstream is not None
+        upstream.release(1)
+
+
 class Load:
     """Keep-alive clients that send requests continuously, and collect every response that is not 200."""
 

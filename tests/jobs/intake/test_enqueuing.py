@@ -88,7 +88,7 @@ async def test_missing_files_and_empty_files_fail_the_job(tmp_path: Path, files:
     async with open_job_store(tmp_path) as store:
         job, _ = await enqueue(store, DelimitedFiles((f"{files}absent",), 1))
         assert job.status is JobStatus.ENQUEUE_FAILED
-        assert job.message.startswith("no s3 files match search criteria")
+        assert job.message.startswith("no files match search criteria")
         job, log = await enqueue(store, DelimitedFiles((f"{tmp_path}/blank",), 1))
         assert job.status is JobStatus.ENQUEUE_FAILED
         assert log == ["enqueuing failed: unable to enqueue batches because no data was found"]

@@ -80,6 +80,8 @@ def test_the_receive_count_of_a_queue_sets_the_attempts() -> None:
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"isolate_failure": True}, 'key "isolate_failure" is not supported; did you mean "isolate_failures"?'),
     ({"batchtimeout": 5}, 'key "batchtimeout" is not supported; did you mean "batch_timeout"?'),
+    ({"batch_size": 5}, 'key "batch_size" is not supported; move it to "item_list"'),
+    ({"batchsize": 5}, 'key "batchsize" is not supported; move it to "item_list" as "batch_size"'),
     ({"Workers": None}, 'key "Workers" is not supported; did you mean "workers"?'),
     ({"job_id": "x"}, 'key "job_id" is not supported; remove it; supported keys: workers, config, timeout,'),
     (

@@ -72,9 +72,8 @@ def test_a_change_is_candidate_first_and_confirmed_by_the_next_listing(agent: Ru
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
         put(models / "iris" / "10" / "model.pkl", b"ten")
-        wait_until(client.candidate)
-        assert latest(client.confirmed()) == {"iris": "1"}
-        assert latest(client.candidate()) == {"iris": "10"}
+        confirmed, candidate = wait_until(client.first_candidate) or (None, None)
+        assert (latest(confirmed), latest(candidate)) == ({"iris": "1"}, {"iris": "10"})
         wait_until(lambda: latest(client.confirmed()) == {"iris": "10"})
         assert read_latest(client, "iris") == b"ten"
         assert client.candidate() is None

@@ -91,8 +91,9 @@ async def test_a_store_that_is_down_is_polled_with_backoff_and_then_normally() -
         listener = Listener(0.05)
         poller.add(listener)
         await until(lambda: len(listener.errors) == 3)
-        # Twice as long, but for a tenth that is random and for a busy machine.
-        assert store.listed_at[2] - store.listed_at[1] > 1.2 * (store.listed_at[1] - store.listed_at[0]) > 1.0
+        # A second, then two, but for a tenth that is random. A busy machine only makes each longer.
+        assert store.listed_at[1] - store.listed_at[0] > 0.89
+        assert store.listed_at[2] - store.listed_at[1] > 1.79
         late = Listener(60)
         poller.add(late)
         assert late.errors == ["S3 can't be reached"]

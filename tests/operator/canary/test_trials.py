@@ -403,6 +403,22 @@ def test_a_version_that_was_rolled_back_is_tried_anew_if_it_is_deployed_again(wo
         world.deploy(OLD, api())
 
 
+def test_a_revision_that_a_person_rolled_back_is_tried_anew_without_its_old_evidence(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    known[1].observe(RevisionNumbers(90, 1), RevisionNumbers(10, 5), True, 0.0)
+    world.trials.put(world.record, replace(known[0], step=1, step_requests=10))
+    world.deploy(OLD, api())
+    world.apis.mark_serving("iris", world.record.target)
+    world.deploy(NEW, api(update_strategy=CANARY))
+    for trials in (world.trials, Trials(world.apis, world.values)):
+        again = trials.of(world.record)
+        assert again is not None
+        assert again[0] == Trial(NEW, 4, OLD, 3)
+        assert found_new(trials, world.record) == (None,)
+
+
 def test_a_revision_whose_replica_ended_loses_a_window_and_no_more(world: World) -> None:
     world.deploy(NEW, api(update_strategy=CANARY))
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 import time
 from contextlib import closing
@@ -10,6 +11,7 @@ import pytest
 
 from cortex.errors import ConfigError, ConflictError, InputError, NotFoundError
 from cortex.operator.deploy.deployer import DeployResult
+from cortex.operator.deploy.diagnose import Machine
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project
 
@@ -94,6 +96,36 @@ def test_changes_an_updating_api_only_with_force(desk: Desk) -> None:
         asyncio.run(desk.deployer.refresh("iris"))
     assert desk.record() == before
     assert messages(desk.deploy(config(answer="two"), force=True)) == ["updating iris (RealtimeAPI)"]
+
+
+def test_a_deploy_whose_check_takes_long_delays_no_other_api(desk: Desk) -> None:
+    desk.deploy()
+
+    async def scenario() -> None:
+        is_checking, ends = asyncio.Event(), asyncio.Event()
+
+        async def inspect_machine() -> Machine:
+            if not is_checking.is_set():
+                is_checking.set()
+                await ends.wait()  # as for a bucket that does not answer
+            return Machine(os.environ)
+
+        deployer = desk.new_deployer(inspect_machine=inspect_machine)
+        waiting = asyncio.create_task(deployer.deploy(project(config("slow")), "cortex.yaml"))
+        await is_checking.wait()
+        later = asyncio.create_task(deployer.deploy(project(config("slow", answer="two")), "cortex.yaml"))
+        quick = await deployer.deploy(project(config("quick")), "cortex.yaml")
+        assert messages(quick) == ["creating quick (RealtimeAPI)"]
+        await deployer.refresh("iris")
+        await deployer.delete("quick")
+        assert not waiting.done()
+        assert not later.done()
+        ends.set()
+        assert messages(await waiting) == ["creating slow (RealtimeAPI)"]
+        await later
+
+    asyncio.run(scenario())
+    assert desk.record("slow").spec.handler.config == {"answer": "two"}
 
 
 def test_a_mistake_changes_nothing_and_leaves_nothing(desk: Desk) -> None:

@@ -14,6 +14,7 @@ from cortex.errors import ConflictError, NotFoundError
 from cortex.jobs.spec import (
     Assignment,
     BatchFailure,
+    ExchangeReply,
     JobOptions,
     JobOrigin,
     JobRecord,
@@ -26,6 +27,7 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.operator.jobs.dispatcher import Dispatcher, HookLost, HookOutcome
 from harness.jobs.job_store import open_job_store
+from harness.wait import PATIENCE_S
 
 ORIGIN = JobOrigin("sum", "api-id", "spec-id", "r1", "project", "{}")
 
@@ -64,7 +66,7 @@ async def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
     async with open_scene(tmp_path) as scene:
         scene.dispatcher.assign("w", None)
         assert await scene.dispatcher.join("w", 1, 0.01) is None
-        joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
+        joining = asyncio.create_task(scene.dispatcher.join("w", 1, PATIENCE_S))
         await asyncio.sleep(0)
         scene.assign("w")
         answer = await joining
@@ -75,7 +77,7 @@ async def test_a_worker_that_joins_waits_for_its_job(tmp_path: Path) -> None:
 async def test_a_worker_that_joins_a_stopping_session_gets_a_stop_signal(tmp_path: Path) -> None:
     async with open_scene(tmp_path) as scene:
         scene.dispatcher.assign("w", None)
-        joining = asyncio.create_task(scene.dispatcher.join("w", 1, 5))
+        joining = asyncio.create_task(scene.dispatcher.join("w", 1, PATIENCE_S))
         await asyncio.sleep(0)
         scene.dispatcher.stop("w")
         assert await joining == StopSignal()
@@ -103,7 +105,7 @@ async def test_a_polling_worker_gets_a_released_batch(tmp_path: Path) -> None:
         scene.assign("w1")
         scene.assign("w2")
         assert (await scene.lease("w1", batches=2)).lease
-        waiting = asyncio.create_task(scene.lease("w2", wait_s=5))
+        waiting = asyncio.create_task(scene.lease("w2", wait_s=PATIENCE_S))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await scene.store.release("w1", 1)
@@ -117,7 +119,7 @@ async def test_a_polling_worker_gets_a_retry_when_its_backoff_ends(tmp_path: Pat
         lease = (await scene.lease("w")).lease
         report = Report(lease.token, 0, (BatchFailure(0, "ValueError"),))
         assert (await scene.lease("w", report)).lease is None
-        assert (await scene.lease("w", wait_s=5)).lease.batches[0].seq == 0
+        assert (await scene.lease("w", wait_s=PATIENCE_S)).lease.batches[0].seq == 0
 
 
 async def test_a_poll_without_work_ends_after_its_timeout(tmp_path: Path) -> None:
@@ -127,6 +129,22 @@ async def test_a_poll_without_work_ends_after_its_timeout(tmp_path: Path) -> Non
         await scene.lease("w1", batches=2)
         answer = await scene.lease("w2", wait_s=0.05)
         assert (answer.lease, answer.is_done, answer.stop) == (None, False, False)
+
+
+async def test_an_operator_that_stops_answers_all_polls(tmp_path: Path) -> None:
+    async with open_scene(tmp_path, batches=1) as scene:
+        scene.assign("w1")
+        scene.assign("w2")
+        scene.dispatcher.assign("idle", None)
+        lease = (await scene.lease("w1")).lease
+        joining = asyncio.create_task(scene.dispatcher.join("idle", 1, PATIENCE_S))
+        waiting = asyncio.create_task(scene.lease("w2", wait_s=PATIENCE_S))
+        await asyncio.sleep(0.05)
+        scene.dispatcher.end_polls()
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await joining is None
+            assert await waiting == ExchangeReply()
+        assert not (await scene.lease("w1", Report(lease.token, 0), wait_s=PATIENCE_S)).lost
 
 
 async def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) -> None:
@@ -150,7 +168,7 @@ async def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> No
         assert (await scene.lease("w1", batches=0)).hook is None
         hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
         await asyncio.sleep(0)
-        first = await scene.lease("w1", wait_s=1)
+        first = await scene.lease("w1", wait_s=PATIENCE_S)
         second = await scene.lease("w2", wait_s=0.05)
         assert first.hook
         assert second.hook is None
@@ -190,7 +208,7 @@ async def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> N
         assert stored.status is JobStatus.COMPLETING
         hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
         await asyncio.sleep(0)
-        token = (await scene.lease("w", wait_s=1)).hook
+        token = (await scene.lease("w", wait_s=PATIENCE_S)).hook
         scene.dispatcher.release_hooks("w", 1, "segmentation fault")
         assert await hook == HookLost("segmentation fault")
         with pytest.raises(ConflictError):
@@ -203,7 +221,7 @@ async def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Pat
         scene.assign("w2")
         held = (await scene.lease("w1")).lease
         await scene.lease("w1")  # the response is lost
-        waiting = asyncio.create_task(scene.lease("w2", wait_s=5))
+        waiting = asyncio.create_task(scene.lease("w2", wait_s=PATIENCE_S))
         await asyncio.sleep(0)
         assert (await scene.dispatcher.renew("w1", 1, (held.token,), is_all=True)).lost == ()
         assert (await waiting).lease.batches[0].seq == 1
@@ -217,7 +235,7 @@ async def test_offer_wakes_one_worker_per_batch(tmp_path: Path) -> None:
         for worker in ("a", "b", "c"):
             dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
         asking = {
-            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5), name=worker)
+            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, PATIENCE_S), name=worker)
             for worker in ("a", "b", "c")
         }
         for left in (2, 1, 0):
@@ -234,7 +252,8 @@ async def test_a_cancelled_poll_passes_its_wake_up_on(tmp_path: Path) -> None:
         for worker in ("a", "b"):
             dispatcher.assign(worker, Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
         first, second = (
-            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, 5)) for worker in ("a", "b")
+            asyncio.create_task(dispatcher.exchange(worker, 1, queue.job_id, [], 8, 10_000, PATIENCE_S))
+            for worker in ("a", "b")
         )
         dispatcher.assign("c", Assignment(queue.job_id, {}, {}, {}, "/log", 30.0))
         # The store works in order: the others have found nothing and wait once this one, which does not wait, returns.

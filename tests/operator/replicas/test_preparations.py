@@ -70,12 +70,13 @@ async def test_a_failure_is_kept_while_the_next_attempt_runs_and_delays_it_longe
     async with open_desk() as desk:
         desk.outcomes = [EnvironmentBuildError("no such package"), RuntimeError("disk"), PREPARED]
         failed = await desk.attempt()
-        assert failed == Preparation(Stage.NEEDED, StartFailure("no such package"), hold_until=10.0, failures=1)
+        failure = StartFailure("no such package", summary="its environment can't be installed")
+        assert failed == Preparation(Stage.NEEDED, failure, hold_until=10.0, failures=1)
         desk.preparations.begin(deployed())
-        assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, StartFailure("no such package"))
+        assert (desk.state.stage, desk.state.failure) == (Stage.RUNNING, failure)
         while desk.changes < 2:
             await asyncio.sleep(0)
-        assert desk.state.hold_until == 20.0
+        assert (desk.state.hold_until, desk.state.failure) == (20.0, StartFailure("disk"))
         assert await desk.attempt() == Preparation(Stage.DONE)
 
 
@@ -104,6 +105,9 @@ async def test_replicas_lost_at_the_same_time_count_as_one_loss() -> None:
 
 async def test_a_replica_that_ends_before_it_is_ready_is_a_failure_until_one_becomes_ready() -> None:
     async with open_desk() as desk:
+        desk.preparations.lost(KEY, is_blameless=False)
+        assert desk.state.failure is None  # it may have been killed
+        assert desk.state.hold_until == desk.now
         desk.preparations.lost(KEY, is_blameless=False)
         assert desk.state.failure is not None
         desk.preparations.became_ready(KEY)

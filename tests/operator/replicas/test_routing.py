@@ -7,9 +7,11 @@ import pytest
 from cortex.config.schema import Api
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Canary, Share, Split
-from cortex.lifecycle import ProcessState
+from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
+from cortex.state.queries.apis import StoredFailure
+from cortex.worker.spec import Death, StartFailure
 from harness.replicas.fleet import (
     BROKEN,
     FAILED,
@@ -54,8 +56,24 @@ def test_a_restarting_process_is_routed_only_if_no_process_is_ready() -> None:
 
 def test_the_backend_contains_the_reason_why_no_replica_is_ready() -> None:
     assert backend([]).unavailable == "starting"
-    assert backend([replica("a", FAILED)]).unavailable == BROKEN.message
-    assert backend([], Preparation(failure=BROKEN)).unavailable == BROKEN.message
+    reason = "ValueError while it started; `cortex get iris` shows why"
+    assert backend([replica("a", FAILED)]).unavailable == reason
+    assert backend([], Preparation(failure=BROKEN)).unavailable == reason
+    assert backend([], Preparation(shortage="no node has 2 GPUs")).unavailable == "no node has 2 GPUs"
+    killed = replace(FAILED, failure=None, death=Death(DeathCause.KILLED, "killed (SIGKILL)", 0))
+    assert backend([replica("a", killed)]).unavailable == "killed (SIGKILL)"
+
+
+def test_callers_do_not_get_the_text_of_a_failure_that_may_be_of_user_code() -> None:
+    secret = StartFailure("cannot connect to postgres://user:pa55@db.internal")
+    for found in (
+        backend([], Preparation(failure=secret)),
+        backend([replica("a", replace(FAILED, failure=secret))]),
+    ):
+        assert found.unavailable == "it does not start; `cortex get iris` shows why"
+    stored = record(deployed(), failure=StoredFailure(secret.message))
+    (found,) = routes_of([stored], [], {}).backends
+    assert found.unavailable == "it does not start; `cortex get iris` shows why"
 
 
 @pytest.mark.parametrize(
@@ -159,6 +177,17 @@ def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:
     assert backend([replica("a")], **idle).holds
     assert not backend([replica("a", FAILED)], **idle).holds
     assert not backend([], Preparation(shortage="no GPU"), **idle).holds
+
+
+def test_requests_are_held_after_one_kill_of_a_process_that_starts() -> None:
+    idle = {"autoscaling": {"min_replicas": 0}}
+    killed = replace(FAILED, failure=StartFailure("the process ended while it started", was_killed=True))
+    assert backend([replica("a", killed)], **idle).holds
+    assert not backend([replica("a", killed, FAILED)], **idle).holds
+    assert not backend([replica("a", replace(killed, failed_starts=2))], **idle).holds
+    assert not backend(
+        [replica("a", replace(FAILED, death=Death(DeathCause.KILLED, "killed (SIGKILL)", 0)))], **idle
+    ).holds
 
 
 def test_documentation_follows_the_configuration() -> None:

@@ -90,7 +90,7 @@ def test_counts_replicas_by_state() -> None:
 def test_the_users_exception_has_precedence_over_the_cause_of_death() -> None:
     died = process(state=ProcessState.BACKING_OFF, failed_starts=1, failure=BROKEN, death=OOM.death)
     assert status([new(died)]).failure == BROKEN
-    assert status([new(OOM)]).failure == StartFailure("out of memory")
+    assert status([new(OOM)]).failure == StartFailure("out of memory", summary="out of memory")
 
 
 def test_the_json_has_the_documented_keys() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import pytest
+from openapi_python_client.config import Config, ConfigFile, MetaType
+from openapi_python_client.parser.openapi import GeneratorData
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel, Field, TypeAdapter
 
 from cortex.lifecycle import ApiKind
+from cortex.payloads.annotations import result_signature
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
 from cortex.payloads.signature import (
@@ -45,6 +51,15 @@ class Dog(BaseModel):
     friend: Cat | None = None
 
 
+class Price(BaseModel):
+    amount: Decimal
+
+
+class Order(BaseModel):
+    price: Price
+    cat: Cat
+
+
 class Box(BaseModel, Generic[T]):
     content: T
 
@@ -75,6 +90,18 @@ def valid(document: dict[str, Any]) -> dict[str, Any]:
     ]
     assert errors == []
     return document
+
+
+def generator_problems(document: dict[str, Any]) -> list[str]:
+    """Return what a generator of clients warns of."""
+    config = Config.from_sources(ConfigFile(), MetaType.NONE, Path("document.json"), "utf-8", False, None)
+    found = GeneratorData.from_dict(document, config=config)
+    assert isinstance(found, GeneratorData)
+    problems = [
+        *found.errors,
+        *(each for part in found.endpoint_collections_by_tag.values() for each in part.parse_errors),
+    ]
+    return [str(each.detail) for each in problems]
 
 
 def of(document: dict[str, Any], path: str, verb: str = "post") -> dict[str, Any]:
@@ -169,6 +196,9 @@ def test_an_annotated_method_is_described_by_its_models() -> None:
     assert document["components"]["schemas"]["Iris"] == TypeAdapter(Iris).json_schema()
     responses = operation["responses"]
     assert {*responses} == {"200", "400", "404", "408", "413", "422", "500", "502", "503", "504", "default"}
+    invalid = responses["422"]["content"]["application/json"]["schema"]["anyOf"]
+    assert [each["$ref"].rpartition("/")[2] for each in invalid] == ["ValidationErrorResponse", "ErrorResponse"]
+    assert "detail" in document["components"]["schemas"]["ErrorResponse"]["properties"]
     assert "77 bytes" in responses["413"]["description"]
     assert "1.5 s" in responses["504"]["description"]
     assert all("X-Cortex-Request-ID" in each["headers"] for each in responses.values())
@@ -196,6 +226,67 @@ def test_definitions_of_the_same_name_are_one_component_only_if_they_are_equal()
     assert (schemas["Part"], schemas["Part_2"]) == ({"type": "string"}, {"type": "integer"})
 
 
+def test_a_model_whose_results_differ_from_its_payloads_is_two_components_with_titles_of_their_own() -> None:
+    result = BodySignature(TypeAdapter(list[Order]).json_schema(mode="serialization"), is_typed=True)
+    document = valid(api_document(api(MethodSignature("POST", "predict", typed(Order), result))))
+    operation = of(document, "/iris")
+    assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Order-Input")
+    items = operation["responses"]["200"]["content"]["application/json"]["schema"]["items"]
+    assert items == {"$ref": "#/components/schemas/Order-Output"}
+    schemas = document["components"]["schemas"]
+    assert schemas["Order-Output"]["properties"]["price"] == {"$ref": "#/components/schemas/Price-Output"}
+    assert {schemas[name]["title"] for name in schemas if "-" in name} == {
+        "OrderInput", "OrderOutput", "PriceInput", "PriceOutput"
+    }  # fmt: skip
+    assert schemas["Cat"]["title"] == "Cat"  # it does not differ
+
+
+def test_titles_are_unique_because_clients_name_their_classes_after_them() -> None:
+    bodies = [
+        BodySignature({"title": title, "properties": {name: {}}}, is_typed=True)
+        for title, name in (("Iris", "a"), ("Iris", "b"), ("iris_2", "c"), ("ErrorResponse", "d"), ("Tensor", "e"))
+    ]
+    verbs = ("POST", "PUT", "PATCH", "GET", "DELETE")
+    methods = [MethodSignature(verb, verb, body, BodySignature()) for verb, body in zip(verbs, bodies, strict=True)]
+    schemas = valid(api_document(api(*methods)))["components"]["schemas"]
+    titles = {name: schema["title"] for name, schema in schemas.items() if "title" in schema}
+    assert titles == {
+        "Iris": "Iris",
+        "Iris_2": "Iris2",
+        "iris_2": "iris_22",
+        "ErrorResponse_2": "ErrorResponse2",
+        "Tensor": "Tensor",  # the document has no model that uses that of cortex
+    }
+
+
+def test_a_generator_of_clients_reads_models_that_differ_between_payloads_and_results() -> None:
+    result = BodySignature(TypeAdapter(Order).json_schema(mode="serialization"), is_typed=True)
+    assert generator_problems(api_document(api(MethodSignature("POST", "predict", typed(Order), result)))) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "is_shown"),
+    [
+        ({"type": "number"}, 1, True),
+        ({"type": "number"}, None, False),  # NaN in JSON
+        ({"type": "string"}, 4, False),
+        ({"type": "integer"}, True, False),
+        ({"type": "boolean"}, True, True),
+        ({"type": ["string", "null"]}, None, True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, None, True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x", False),
+        ({"type": "array", "items": {"type": "number"}}, [1.5, None], False),
+        ({"type": "array"}, [1.5, None], True),
+        ({"$ref": "#/$defs/Color", "$defs": {"Color": {"enum": ["red"]}}}, "red", True),
+    ],
+)
+def test_a_default_is_shown_only_if_it_has_the_type_of_its_schema(schema: Any, value: Any, is_shown: bool) -> None:
+    parameter = ParameterSignature("limit", {**schema, "default": value}, "query")
+    document = api_document(api(signature=ApiSignature((), (), (RouteSignature("/a", (parameter,), method("GET")),))))
+    (found,) = of(document, "/iris/a", "get")["parameters"]
+    assert ("default" in found["schema"]) is is_shown
+
+
 def test_data_that_looks_like_a_reference_is_left_alone() -> None:
     schema = {"$defs": {"X": {"type": "string"}}, "default": {"$ref": "#/$defs/X"}, "enum": [{"$ref": "#/$defs/X"}]}
     body = BodySignature(schema, is_typed=True)
@@ -215,9 +306,40 @@ def test_a_method_without_annotations_accepts_and_returns_anything() -> None:
     assert [each["name"] for each in operation["parameters"]] == ["query_params"]
 
 
+def test_a_body_is_described_by_each_of_its_media_types_and_is_required_unless_it_has_a_default() -> None:
+    rows = {"type": "array", "items": {}}
+    csv = BodySignature({"type": "string"}, "text/csv", is_typed=True)
+    form = BodySignature(
+        {"type": "object"},
+        "multipart/form-data",
+        alternatives=(BodySignature({"type": "object"}, "application/x-www-form-urlencoded"),),
+    )
+    bodies = {
+        "POST": BodySignature(rows, is_typed=True, alternatives=(csv,)),
+        "PUT": BodySignature(rows, is_typed=True, is_required=False),
+        "PATCH": form,
+    }
+    methods = [MethodSignature(verb, verb, body, BodySignature()) for verb, body in bodies.items()]
+    document = valid(api_document(api(*methods)))
+    found = {verb: of(document, "/iris", verb.lower()) for verb in bodies}
+    assert found["POST"]["requestBody"] == {
+        "content": {"application/json": {"schema": rows}, "text/csv": {"schema": {"type": "string"}}},
+        "required": True,
+    }
+    assert found["PUT"]["requestBody"] == {"content": {"application/json": {"schema": rows}}, "required": False}
+    assert {*found["PATCH"]["requestBody"]["content"]} == {"multipart/form-data", "application/x-www-form-urlencoded"}
+    assert "422" not in found["PATCH"]["responses"]
+    workload = api_document(api(methods[0], kind=ApiKind.ASYNC))
+    assert {*of(workload, "/iris")["requestBody"]["content"]} == {"application/json", "text/csv"}
+
+
 def test_a_generator_is_described_as_a_stream() -> None:
-    operation = of(api_document(api(method("GET", streams=True))), "/iris", "get")
-    assert "application/x-ndjson" in operation["responses"]["200"]["content"]
+    for result in (BodySignature(), result_signature(Iterator[Any])):
+        stream = MethodSignature("GET", "handle_get", None, result, streams=True)
+        operation = of(api_document(api(stream)), "/iris", "get")
+        assert {*operation["responses"]["200"]["content"]} == {
+            "application/x-ndjson", "text/plain", "application/octet-stream"
+        }  # fmt: skip
 
 
 def test_a_document_says_when_the_signature_is_not_known() -> None:
@@ -239,6 +361,21 @@ def test_items_of_a_batch_api_are_described_in_its_submission() -> None:
     assert submission["examples"]["sample"]["value"]["item_list"]["items"] == [{"sepal": 1}]
     assert "application/x-ndjson" in content
     assert {*document["paths"]["/iris/{job_id}"]} == {"get", "delete"}
+
+
+def test_a_dry_run_of_a_job_is_an_operation_of_its_own_because_it_is_answered_with_text() -> None:
+    document = valid(api_document(api(kind=ApiKind.TASK)))
+    submit, dry_run = of(document, "/iris"), of(document, "/iris/")
+    assert submit["requestBody"] == dry_run["requestBody"]
+    assert [*submit["responses"]["200"]["content"]] == [*submit["responses"]["400"]["content"]] == ["application/json"]
+    assert [*dry_run["responses"]["200"]["content"]] == ["text/plain"]
+    assert [*dry_run["responses"]["400"]["content"]] == ["text/plain", "application/json"]
+    (parameter,) = dry_run["parameters"]
+    assert (parameter["name"], parameter["required"], parameter["schema"]["const"]) == ("dryRun", True, True)
+    assert submit["parameters"] == []
+    assert generator_problems(document) == []
+    at_root = api_document(api(kind=ApiKind.TASK, endpoint="/"))
+    assert of(at_root, "/")["operationId"] == "iris_submit_job"
 
 
 def test_the_result_of_an_async_api_is_that_of_its_workloads() -> None:
@@ -290,6 +427,27 @@ def test_models_are_described_by_the_routes_of_the_open_inference_protocol() -> 
         assert of(document, f"{each.endpoint}/v2/models/a%20%7Bb%7D%2Fc", "get")
 
 
+def test_the_only_model_of_each_api_has_the_name_of_their_splitter() -> None:
+    def target(name: str, *models: str, datatype: str = "FP32") -> DocumentedApi:
+        tensors = (TensorSignature("x", datatype, (-1,)),)
+        found = tuple(ModelSignature(each, "python", tensors, ()) for each in models)
+        return api(name=name, signature=ApiSignature((method(),), found))
+
+    def split(*targets: DocumentedApi) -> tuple[list[str], dict[str, Any]]:
+        document = valid(api_document(api(kind=ApiKind.SPLITTER, name="mix", targets=targets)))
+        paths = [path for path in document["paths"] if path.startswith("/mix/v2") and "infer" not in path]
+        return paths, document["components"]["schemas"]
+
+    paths, schemas = split(target("a", "a"), target("b", "b"))
+    assert paths == ["/mix/v2/models/mix"]
+    assert schemas["MixRequest"]["properties"]["inputs"]["description"] == "- `x`: FP32 [-1]"
+    paths, schemas = split(target("a", "a"), target("b", "b", datatype="INT8"))
+    assert paths == ["/mix/v2/models/mix"]
+    assert "description" not in schemas["MixRequest"]["properties"]["inputs"]
+    assert split(target("a", "m", "n"), target("b", "n", "o"))[0] == ["/mix/v2/models/n"]
+    assert split(target("a", "a"), target("b"))[0] == []
+
+
 def test_routes_are_operations_at_paths_below_the_endpoint() -> None:
     number = ParameterSignature("number", {"type": "integer"})
     limit = ParameterSignature("limit", {"type": "integer", "default": 10}, "query")
@@ -312,3 +470,35 @@ def test_routes_are_operations_at_paths_below_the_endpoint() -> None:
     for status, named in (("422", "OpenAIErrorResponse"), ("503", "OpenAIErrorResponse")):
         content = chat["responses"][status]["content"]["application/json"]
         assert content["schema"] == {"$ref": f"#/components/schemas/{named}"}
+
+
+def test_a_class_that_answers_only_by_models_has_no_method_at_its_endpoint() -> None:
+    for models in ((ModelSignature("iris", "python", (), ()),), ()):  # models that are loaded on demand are not known
+        document = api_document(api(signature=ApiSignature((), models)))
+        assert "/iris" not in document["paths"]
+    assert "/iris" in api_document(api(signature=ApiSignature(), kind=ApiKind.TASK))["paths"]
+
+
+def test_a_grpc_api_has_one_operation_for_each_call_in_json() -> None:
+    body = dataclasses.replace(typed(list[dict[str, Any]]), is_required=False)
+    lines = dataclasses.replace(typed(dict[str, Any]), media_type="application/x-ndjson")
+    call = RouteSignature("/Count", (), MethodSignature("POST", "Count", body, lines, streams=True))
+    numbers = api(signature=ApiSignature(routes=(call,)), name="numbers", endpoint="/pkg.Numbers", is_grpc=True)
+    mix = dataclasses.replace(numbers, name="mix", kind=ApiKind.SPLITTER, targets=(numbers,), signature=None)
+    for each in (numbers, mix):
+        document = valid(api_document(each))
+        assert [(path, *verbs) for path, verbs in document["paths"].items()] == [("/pkg.Numbers/Count", "post")]
+        operation = of(document, "/pkg.Numbers/Count")
+        content = operation["requestBody"]["content"]["application/json"]
+        assert (content["schema"]["type"], operation["requestBody"]["required"]) == ("array", False)
+        assert {*operation["responses"]["200"]["content"]} == {"application/x-ndjson"}
+        assert "422" not in operation["responses"]
+    assert api_document(dataclasses.replace(numbers, signature=None))["paths"] == {}
+
+
+def test_an_application_decides_for_itself_which_paths_it_answers() -> None:
+    shop = DocumentedApi("shop", ApiKind.REALTIME, "/shop", "1", is_application=True)
+    mix = DocumentedApi("mix", ApiKind.SPLITTER, "/mix", "1", targets=(shop,))
+    assert api_document(shop)["paths"] == {}
+    assert "decides which paths it answers" in api_document(shop)["info"]["description"]
+    assert [*api_document(mix)["paths"]] == ["/mix/info"]

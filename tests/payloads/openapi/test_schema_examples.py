@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
-from cortex.payloads.openapi.schemas import example_of
+from cortex.payloads.openapi.schemas import example_of, example_with_keys
 
 
 class Address(BaseModel):
@@ -45,6 +45,10 @@ class Person(BaseModel):
         Annotated[float, Field(gt=1)],
         Annotated[float, Field(le=-2.5)],
         Annotated[float, Field(ge=0, le=1)],
+        tuple[int, str],
+        list[Annotated[int, Field(gt=7)] | None],
+        Annotated[list[int], Field(max_length=0)],
+        Annotated[list[list[float]], Field(min_length=3)],
     ],
     ids=str,
 )
@@ -54,5 +58,45 @@ def test_an_example_is_of_the_type(annotation: Any) -> None:
     adapter.validate_python(example_of(schema, schema.get("$defs", {})))
 
 
-def test_a_schema_of_any_value_has_no_example() -> None:
-    assert example_of({}, {}) is None
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        ({"type": ["null", "integer"]}, 1),
+        ({"type": "null"}, None),
+        ({"enum": ["a", "b"]}, "a"),
+        ({"examples": [7], "default": 1}, 1),
+        ({"type": "array"}, []),
+        ({"type": "array", "items": {"type": "number"}}, [1.0]),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 10**9}, []),
+        ({"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/Row"}]}, {"x": 2}),
+        ({"allOf": [{"type": "object", "properties": {"y": True}, "required": ["y", "z"]}]}, {"y": None, "z": None}),
+    ],
+)
+def test_an_example_follows_the_keywords(schema: Any, example: Any) -> None:
+    assert example_of(schema, {"Row": {"properties": {"x": {"type": "integer", "minimum": 2}}}}) == example
+
+
+@pytest.mark.parametrize(
+    ("annotation", "example"),
+    [(dict[str, str], {"a": "text", "b": "text"}), (dict, {"a": 1, "b": 1}), (int, 1), (Any, None)],
+    ids=str,
+)
+def test_an_example_of_a_map_has_the_keys_that_are_read(annotation: Any, example: Any) -> None:
+    schema = TypeAdapter(annotation).json_schema()
+    assert example_with_keys(schema, {}, ["a", "b"]) == example
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, True, None, {"$ref": "#/components/schemas/Missing"}, {"$ref": "https://example.org/schema"}]
+)
+def test_a_schema_of_any_value_has_no_example(schema: Any) -> None:
+    assert example_of(schema, {}) is None
+
+
+def test_a_schema_that_contains_itself_has_an_example() -> None:
+    definitions = {
+        "node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]},
+    }
+    assert "next" in example_of({"$ref": "#/$defs/node"}, definitions)
+    assert example_of({"$ref": "#/$defs/loop"}, definitions) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.predictor.checks.source_checks import check_source
+from cortex.predictor.checks.source_checks import check_source, find_undecodable_byte
 from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.interface_rules import find_problems, from_function
 
@@ -75,8 +75,20 @@ WRONG = [
     ("predictor", "# é\nclass PythonPredictr: ...", "2:7", "class PythonPredictor is not", 'to "PythonPredictor"'),
     ("predictor", "class Iris:\n def predict(self): ...", "1:7", "PythonPredictor is not defined", 'rename "Iris"'),
     ("predictor", "class Handler: ...", "1:7", "PythonPredictor is not defined", "RealtimeAPI` with `handler:`"),
+    ("handler", "from fastapi import FastAPI\nweb = FastAPI()", "2:1", "Handler is not defined", '"app: web"'),
+    ("handler", "import flask\napp = flask.Flask('a')", "2:1", "Handler is not defined", 'write "type: wsgi"'),
     ("handler", "class PythonPredictor: ...", "1:7", "Handler is not defined", "RealtimeAPI` with `predictor:`"),
     ("predictor", "def predict(sample, metadata): ...", "1:5", "is not defined", "`kind: api` with `predictor:`"),
+    ("handler", "def predict(x): ...", "1:5", "Handler is not defined", "define it with handle_post(self, payload); "
+     "functions of the module belong to `kind: api` with `predictor:`, an older form"),
+    ("handler", "import bentoml\n@bentoml.service(workers=2)\nclass Iris:\n @bentoml.api(batchable=True)\n def classify(self, x): ...",
+     "3:7", "Handler is not defined", 'rename "Iris" to "Handler", and remove @bentoml.service; classify belongs to BentoML: '
+     "name it handle_post, and remove @bentoml.api"),
+    ("handler", "from bentoml import service as served\n@served\nclass Iris:\n def help(self): ...", "3:7",
+     "Handler is not defined", 'rename "Iris" to "Handler", and remove @served'),
+    ("handler", "import bentoml\n@bentoml.service\nclass Iris:\n @bentoml.api\n def predict(self, x): ...", "3:7",
+     "Handler is not defined", "predict belongs to BentoML: name it handle_post, and remove @bentoml.api"),
+    ("handler", "def service(x): ...\n@service\nclass Iris: ...", "0:0", "Handler is not defined", "top level"),
     ("predictor", "class TensorFlowPredictor: ...", "1:7", "is not defined", "belongs to `type: tensorflow`"),
     ("predictor", HEAD + "def predict(self): ...\nclass PythonPredictor: ...", "4:7", "defined twice, first on line 1", ""),
     # Its methods.
@@ -96,6 +108,8 @@ WRONG = [
     ("handler", HANDLER + "def handel_post(self): ...", "3:9", "is not defined", 'to "handle_post"'),
     ("handler", HANDLER + "def handle_async(self, payload): ...", "3:9", "is not defined", "`kind: AsyncAPI`"),
     ("handler", HANDLER + "def predict(self, payload): ...", "3:9", "is not defined", "name it handle_post"),
+    ("handler", "class Handler:\n async def __init__(self, config): ...\n def handle_post(self): ...", "2:12",
+     "class Handler: __init__() is async", "write `def __init__`"),
     # Their signatures.
     ("predictor", HEAD + "def predict(payload): ...", "3:17", '"self" must be the first', ""),
     ("predictor", HEAD + "def predict(): ...", "3:9", '"self" must be the first', ""),
@@ -134,6 +148,7 @@ WRONG = [
     ("functions", "def predict(*args): ...", "1:14", '"*args" is not supported', "write (sample, metadata)"),
     ("functions", "def inti(model_path, metadata): ...\ndef predict(sample, metadata): ...", "1:5", "inti is never", '"init"'),
     ("functions", "def init(path, metadata): ...\ndef predict(sample, metadata): ...", "1:10", '"path" is not', "model_path"),
+    ("functions", "async def init(model_path, metadata): ...\ndef predict(sample, metadata): ...", "1:11", "init() is async", ""),
     ("functions", "def predict(sample, metadata): ...\ndef predict(sample, metadata): ...", "2:5", "defined twice", ""),
 ]  # fmt: skip
 
@@ -168,6 +183,11 @@ RIGHT_WITH_MODELS = [
 @pytest.mark.parametrize(("interface", "type_", "text"), RIGHT_WITH_MODELS)
 def test_reports_nothing_for_correct_sources_with_models(interface, type_, text):
     assert check_source(text, "p.py", interface, type_, has_models=True) == []
+
+
+def test_methods_of_other_systems_are_no_methods_of_applications():
+    (problem,) = check_source("class Iris:\n def predict(self, x): ...", "h.py", "handler", "asgi")
+    assert (problem.message, problem.fix) == ("class Handler is not defined", "define it at the top level of the file")
 
 
 def test_ignores_load_model_without_models():
@@ -269,6 +289,18 @@ class Handler:
         ("@at('FETCH', '/a')\n    def a(self): ...",
          [("5:9", 'class Handler: "FETCH" is not a verb of routes: GET, POST, PUT, PATCH, DELETE',
            'write @cortex.route("GET", "/path")')]),
+        ("@at(['GET'], '/a')\n    def a(self): ...",
+         [("5:9", "class Handler: the first argument is not a verb of routes: GET, POST, PUT, PATCH, DELETE",
+           'write @cortex.route("GET", "/path")')]),
+        ("@at(['GET'])\n    def a(self): ...",
+         [("5:9", "class Handler: @cortex.route has no path", 'write @cortex.route("GET", "/path")')]),
+        ("@at('GET', ('/a', '/b'))\n    def a(self): ...",
+         [("5:16", "class Handler: the path is not a text", 'write @cortex.route("GET", "/path")')]),
+        ("@property\n    @at('GET', '/a')\n    def a(self): ...",
+         [("5:6", "class Handler: a property can't be a route, because it is not called", "remove @property")]),
+        ("@at('GET', '/a')\n    @functools.cached_property\n    def a(self): ...",
+         [("6:6", "class Handler: a property can't be a route, because it is not called",
+           "remove @functools.cached_property")]),
         ("@at('GET', path='/v2/a')\n    def a(self): ...",
          [("5:21", 'class Handler: the path "/v2/a" is reserved for the Open Inference Protocol',
            "choose another path")]),
@@ -343,3 +375,24 @@ def test_a_file_that_is_long_with_data_is_not_parsed():
     assert check_source(data, "handler.py", "handler") == []
     (mistake,) = check_source("x = [", "handler.py", "handler")
     assert "never closed" in mistake.message
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ("# é\nx = 'é'\n".encode(), None),
+        ("x = 1\r\ny = 'a'  # é\n".encode("latin-1"), (2, 12, "is not UTF-8 text (byte 0xe9)")),
+        ("# -*- coding: latin-1 -*-\nx = 'é'\n".encode("latin-1"), None),
+        ("# é\n# vim: set fileencoding=latin-1 :\n".encode("latin-1"), None),
+        ("# coding: ascii\nx = 'é'\n".encode(), (2, 6, "is not ASCII text (byte 0xc3)")),
+        *((f"# coding: {name}\nx = '\xe9'\n".encode("latin-1"), None) for name in ("unknown", "rot13")),
+    ],
+)
+def test_a_byte_that_is_not_text_is_found(data: bytes, expected: tuple[int, int, str] | None) -> None:
+    found = find_undecodable_byte(data, "handler.py")
+    assert (found and (found.line, found.column, found.message)) == expected
+
+
+@given(st.binary())
+def test_any_bytes_are_text_or_not(data: bytes) -> None:
+    find_undecodable_byte(data, "handler.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -186,7 +187,8 @@ def test_large_uploads_are_complete_and_too_large_ones_are_refused() -> None:
             sock.settimeout(PATIENCE_S)
             sock.connect(replica.spec.sockets[0])
             sock.sendall(b"POST /app/size HTTP/1.1\r\n" + head + b"content-length: 20000001\r\n\r\n")
-            sock.sendall(bytes(20_000_001))
+            with contextlib.suppress(ConnectionError):  # it is closed a moment after the refusal
+                sock.sendall(bytes(20_000_001))
             refusal = read_until(sock, b"}")
             assert refusal.startswith(b"HTTP/1.1 413")
             assert b"\r\nconnection: close\r\n" in refusal
@@ -287,7 +289,7 @@ def test_the_lifespan_ends_before_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "message", "summary"),
     [
         (
             """
@@ -302,6 +304,7 @@ def test_the_lifespan_ends_before_the_process() -> None:
             app = FastAPI(lifespan=lifespan)
             """,
             "ValueError: bad weights",
+            "ValueError while it started",
         ),
         (
             """
@@ -310,6 +313,7 @@ def test_the_lifespan_ends_before_the_process() -> None:
                 await send({"type": "lifespan.startup.failed", "message": "no licence"})
             """,
             "the application failed to start: no licence",
+            "",
         ),
         (
             """
@@ -318,15 +322,16 @@ def test_the_lifespan_ends_before_the_process() -> None:
                 raise OSError("disk full")
             """,
             "OSError: disk full",
+            "OSError while it started",
         ),
     ],
 )
-def test_a_failed_startup_is_not_ready_and_says_why(source: str, message: str) -> None:
+def test_a_failed_startup_is_not_ready_and_says_why(source: str, message: str, summary: str) -> None:
     with running_replica(source, type="asgi", app="app") as replica:
         status = wait_until(lambda: (status := replica.try_status()) and status.processes[0].failure and status)
         failure = status.processes[0].failure
         assert failure is not None
-        assert failure.message == message
+        assert (failure.message, failure.summary) == (message, summary)
         if "bad weights" in message:
             assert 'raise ValueError("bad weights")' in failure.traceback
 
@@ -430,6 +435,25 @@ def test_a_wsgi_application_knows_its_prefix_and_streams() -> None:
         status = replica.wait_ready()
         assert status.slots == 2
         assert ask(replica, "/a/b", "POST", b"body").body == b'["/app", "/a/b", "https"]body!'
+
+
+def test_a_wsgi_application_receives_a_body_of_unknown_length() -> None:
+    source = """
+        def app(environ, start_response):
+            start_response("200 OK", [])
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # as Django does
+            return [str(len(body)).encode()]
+    """
+    with running_replica(source, type="wsgi", app="app", max_body_bytes=5_000_000) as replica:
+        replica.wait_ready()
+        for megabytes, expected in ((3, (200, b"3000000")), (6, (413, None)), (0, (200, b"0"))):
+            connection = replica.connection()
+            with contextlib.suppress(BrokenPipeError):  # refused before it was sent
+                connection.request("POST", f"{ENDPOINT}/", iter([b"x" * 1_000_000] * megabytes), FROM_GATEWAY)
+            response = connection.getresponse()
+            assert (response.status, response.read() if expected[1] else None) == expected
+            connection.close()
+        assert "Traceback" not in replica.log()
 
 
 def test_clients_cannot_forge_headers_of_the_gateway_in_wsgi() -> None:

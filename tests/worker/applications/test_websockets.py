@@ -118,7 +118,7 @@ def test_a_client_that_vanishes_ends_the_call(replica: Replica) -> None:
 
 
 def test_a_dead_process_closes_its_websockets_with_the_cause() -> None:
-    with running_replica(SOURCE, type="asgi", app="app", timeout_s=0.5) as replica:
+    with running_replica(SOURCE, type="asgi", app="app") as replica:
         replica.wait_ready()
         with websocket(replica, "/echo") as other, websocket(replica, "/crash") as client:
             client.send("now")
@@ -141,7 +141,7 @@ def test_a_drained_replica_closes_its_websockets_with_1012_after_the_timeout() -
     with running_replica(SOURCE, type="asgi", app="app") as replica:
         replica.wait_ready()
         with websocket(replica, "/echo") as client:
-            replica.command(command="stop", drain_s=1.0)
+            replica.command(command="stop", drain_s=4.0)
             client.send("while it drains")
             assert client.receive() == "while it drains"
             assert client.closed() == (1012, "the service restarts")
@@ -149,7 +149,7 @@ def test_a_drained_replica_closes_its_websockets_with_1012_after_the_timeout() -
 
 
 def test_a_websocket_outlives_its_supervisor_for_the_timeout() -> None:
-    with running_replica(SOURCE, type="asgi", app="app", timeout_s=0.5) as replica:
+    with running_replica(SOURCE, type="asgi", app="app", timeout_s=3.0) as replica:
         replica.wait_ready()
         with websocket(replica, "/echo") as client:
             os.kill(replica.status().supervisor_pid, signal.SIGKILL)

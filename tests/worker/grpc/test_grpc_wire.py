@@ -7,8 +7,11 @@ import zlib
 
 import grpc
 import pytest
+from google.protobuf.struct_pb2 import Value
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
-from cortex.worker.grpc.messages import json_messages
+from cortex.predictor.protobuf import BoundRpc
+from cortex.worker.grpc.messages import json_messages, parse_json
 from cortex.worker.grpc.trailers import percent_encoded, supervisor_response, trailers
 from cortex.worker.grpc.wire import (
     HTTP_STATUSES,
@@ -118,3 +121,18 @@ def test_the_messages_of_a_request_in_json() -> None:
         with pytest.raises(RpcError, match="JSON") as raised:
             json_messages(body, "Sum", streams=True)
         assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("body", [b"[]", b'""', b"null", b"5", b" [{}]", b"x"])
+def test_a_message_in_json_must_be_an_object(body: bytes) -> None:
+    check = BoundRpc("Check", "sync", lambda *_: None, False, False, HealthCheckRequest, HealthCheckRequest)
+    with pytest.raises(RpcError) as caught:
+        parse_json(check, body)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    expected = "the request is not a valid grpc.health.v1.HealthCheckRequest: it must be a JSON object"
+    assert caught.value.message == expected
+    assert parse_json(check, b' {"service": "a"}').service == "a"
+
+
+def test_a_message_of_protobuf_itself_may_be_any_json() -> None:
+    assert parse_json(BoundRpc("M", "sync", lambda *_: None, False, False, Value, Value), b"[5]").list_value[0] == 5

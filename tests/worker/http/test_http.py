@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from email.utils import parsedate_to_datetime
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from cortex.worker.http.connection import Connection, ConnectionPool, _date, framed_chunk
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState
-from harness.replicas.replicas import running_replica
+from harness.connections import read_until
+from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S
 
 ECHO = "def predict(sample, metadata):\n    return sample\n"
@@ -144,6 +146,91 @@ def test_connection_is_kept_alive_between_requests() -> None:
             answer = connection.getresponse()
             assert answer.read() == str(number).encode()
         connection.close()
+
+
+JSON_HEAD = b"POST /x HTTP/1.1\r\ncontent-type: application/json\r\n"
+APPLICATION = """
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            body = (await receive())["body"]
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": body})
+"""
+
+
+@pytest.mark.parametrize("is_application", [False, True])
+@pytest.mark.parametrize(
+    "request_of_client",
+    [
+        JSON_HEAD + b"proxy-connection: close\r\ncontent-length: 2\r\n\r\n17",
+        JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n17\r\n0\r\nconnection: close\r\n\r\n",
+        JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n17\r\n0\r\nproxy-connection: close\r\n\r\n",
+    ],
+)
+def test_no_client_ends_the_connection_of_the_gateway_for_the_next_one(
+    request_of_client: bytes, is_application: bool
+) -> None:
+    form = {"type": "asgi", "app": "app"} if is_application else {"interface": "functions"}
+    with running_replica(APPLICATION if is_application else ECHO, **form) as replica:
+        replica.wait_ready()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(replica.spec.sockets[0])
+            for _ in range(2):
+                for sent in (request_of_client, JSON_HEAD + b"content-length: 2\r\n\r\n17"):
+                    sock.sendall(sent)
+                    answer = read_until(sock, b"\r\n\r\n17")
+                    assert answer.startswith(b"HTTP/1.1 200")
+
+
+STREAM = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_get(self, query_params):
+            for size in (1, 70_000, 2):
+                yield "x" * size
+"""
+STREAMING_APPLICATION = """
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return [b"x" * size for size in (1, 70_000, 2)]
+"""
+
+
+def last_response(replica: Replica, request: bytes) -> tuple[bytes, bytes]:
+    """Send a request, and return the head and the body of a response that ends with the connection."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.connect(replica.spec.sockets[0])
+        sock.sendall(request)
+        head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
+    return head, body
+
+
+@pytest.mark.parametrize("is_application", [False, True])
+def test_a_stream_to_a_client_of_http_1_0_ends_with_the_connection(is_application: bool) -> None:
+    form = {"type": "wsgi", "app": "app"} if is_application else {}
+    with running_replica(STREAMING_APPLICATION if is_application else STREAM, **form) as replica:
+        replica.wait_ready()
+        for _ in range(2):
+            head, body = last_response(replica, b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert b"transfer-encoding" not in head
+            assert b"\r\nconnection: close" in head
+            assert body == b"x" * 70_003
+
+
+@pytest.mark.parametrize("is_application", [False, True])
+def test_a_request_with_an_unknown_verb_is_refused_with_its_id(is_application: bool) -> None:
+    form = {"type": "asgi", "app": "app"} if is_application else {"interface": "functions"}
+    with running_replica(APPLICATION if is_application else ECHO, **form) as replica:
+        replica.wait_ready()
+        request = b"FOO /x HTTP/1.1\r\nhost: a\r\nx-cortex-request-id: 17-1\r\ncontent-length: 2\r\n\r\n17"
+        head, body = last_response(replica, request)
+        assert head.startswith(b"HTTP/1.1 501 Not Implemented\r\n")
+        assert json.loads(body) == {"error": "the verb of the request is unknown", "request_id": "17-1"}
 
 
 def test_request_is_parsed_byte_by_byte() -> None:

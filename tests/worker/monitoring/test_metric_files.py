@@ -29,6 +29,7 @@ from cortex.worker.monitoring.metrics import (
     read_metrics,
     series_key,
 )
+from harness.wait import wait_until
 
 
 def test_parse_key_is_the_inverse_of_series_key() -> None:
@@ -230,6 +231,7 @@ def test_reading_during_compaction_sees_every_file(tmp_path: Path) -> None:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
+        wait_until(lambda: seen)  # the thread reads
         for turn in range(50):
             compact_ended(tmp_path, max_files=0)
             count(process_file(str(tmp_path), turn % 2, pids[0]), 0)

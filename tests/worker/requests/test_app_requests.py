@@ -312,6 +312,9 @@ def test_json_with_a_forgotten_content_type_is_json_unless_the_method_asks_for_a
         assert "content-type" not in failed.json["error"]
         put = replica.request(body=b'{"name": "Ada"}', method="PUT", headers=FORM)
         assert put.json == {"form": {'{"name": "Ada"}': ""}}
+        for headers in ({"content-type": "application/json"}, {"content-type": "text/plain"}):
+            refused = replica.request(body=b'{"name": "Ada"}', method="PUT", headers=headers)
+            assert (refused.status, refused.json["detail"][0]["type"]) == (422, "form_type")
 
 
 def test_older_generations_keep_the_form_and_the_error_names_the_content_type() -> None:

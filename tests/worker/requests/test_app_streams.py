@@ -6,7 +6,9 @@ import json
 import socket
 from pathlib import Path
 
-from harness.replicas.replicas import running_replica
+import pytest
+
+from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
 
@@ -91,6 +93,30 @@ def test_an_async_generator_streams_json_lines() -> None:
         assert replica.request({"n": 0}).body == b""
 
 
+def test_a_stream_without_items_has_the_content_type_of_its_annotation() -> None:
+    source = """
+        from collections.abc import AsyncIterator, Iterator
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_get(self) -> Iterator[str]:
+                yield from ()
+
+            async def handle_post(self) -> AsyncIterator[dict]:
+                for number in ():
+                    yield {"number": number}
+
+            def handle_put(self):
+                yield from ()
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        found = [replica.request({}, method=verb).headers.get("content-type") for verb in ("GET", "POST", "PUT")]
+        assert found == ["text/plain; charset=utf-8", "application/x-ndjson", None]
+
+
 def test_a_generator_that_raises_is_an_error_at_first_and_truncates_the_response_later() -> None:
     source = """
         class Handler:
@@ -155,6 +181,36 @@ def test_starlette_responses_are_sent_unchanged() -> None:
         assert stream.headers["content-type"].startswith("text/event-stream")
 
 
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_stream_whose_status_has_no_body_is_its_head_alone(status: int) -> None:
+    source = f"""
+        from starlette.responses import StreamingResponse
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                return StreamingResponse(iter(["a", "b"]), {status}, {{"etag": "x"}}) if payload else "next"
+    """
+    with running_replica(source) as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        for payload, expected in (("1", (status, b"")), ("0", (200, b"next"))):
+            connection.request("POST", "/", payload, {"content-type": "application/json"})
+            response = connection.getresponse()
+            assert (response.status, response.read()) == expected
+            assert response.headers["transfer-encoding"] is None
+        connection.close()
+
+
+def send(replica: Replica, sock: socket.socket, body: bytes) -> None:
+    """Send a request over a connection from which nothing is read."""
+    sock.connect(replica.spec.sockets[0])
+    head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    sock.sendall(head + body)
+
+
 def test_a_slow_reader_does_not_stop_a_generator() -> None:
     source = """
         class Handler:
@@ -168,9 +224,35 @@ def test_a_slow_reader_does_not_stop_a_generator() -> None:
     """
     with running_replica(source) as replica, socket.socket(socket.AF_UNIX) as sock:
         replica.wait_ready()
-        sock.connect(replica.spec.sockets[0])
-        body = b'{"n": 50}'
-        head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-        sock.sendall(head + body)
+        send(replica, sock, b'{"n": 50}')
         wait_until(lambda: "generator done" in replica.log())
         assert replica.request({"n": 1}).status == 200
+
+
+@pytest.mark.parametrize("function", ["def", "async def"])
+def test_a_client_that_stops_reading_ends_the_call_and_keeps_only_its_connection(function: str) -> None:
+    source = f"""
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            {function} handle_post(self, payload):
+                try:
+                    while payload["endless"]:
+                        yield b"x" * 100_000
+                finally:
+                    print("closed", flush=True)
+    """
+    with running_replica(source, timeout_s=1) as replica, socket.socket(socket.AF_UNIX) as sock:
+        replica.wait_ready()
+        send(replica, sock, b'{"endless": 1}')
+        wait_until(lambda: "closed" in replica.log())
+        wait_until(lambda: replica.status().processes[0].lent == 1)
+        assert replica.request({"endless": 0}).status == 200
+        assert replica.status().processes[0].restarts == 0
+        received = bytearray()
+        while data := sock.recv(1 << 20):
+            received += data
+        assert received.count(b"x") > 8 << 20
+        assert not received.endswith(b"0\r\n\r\n")
+        wait_until(lambda: replica.status().processes[0].lent == 0)

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.worker.monitoring.metrics import SeriesKind, read_metrics, series_key
+from cortex.worker.monitoring.metrics import SeriesKind, read_folder, read_metrics, series_key
 from cortex.worker.requests.batching import Bisection
+from harness.connections import unread_bytes
 from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
 from harness.wait import wait_until
 
@@ -82,9 +83,18 @@ class Batched:
             connection.request("POST", "/", body, {**HEADERS, "x-cortex-request-id": request_id})
         if leave >= 0:
             connections.pop(leave).close()
+            wait_until(self.has_counted_a_disconnect, message="the worker has noticed that a client left")
+        # The event loop reads them on a thread of its own; beyond the slots, they stay in their sockets.
+        unread = max(len(connections) + 1 - self.replica.status().slots, 0)
+        wait_until(lambda: sum(map(bool, map(unread_bytes, connections))) <= unread, message="the requests are read")
         (folder / "open").touch()
         assert gate.getresponse().read() == b'[{"gate":true,"seen":1}]'[1:-1]
         return connections
+
+    def has_counted_a_disconnect(self) -> bool:
+        """Return whether a client has left before its response; `metrics_dir` is needed."""
+        counted = series_key(SeriesKind.COUNTER, "cortex_replica_requests_total", {"code": "499"})
+        return read_folder(Path(self.replica.spec.metrics_dir)).get(counted) == 1
 
     def calls(self) -> list[list[dict[str, Any]]]:
         """Return the payloads of each call after the blocked one."""
@@ -237,9 +247,10 @@ def test_requests_are_batched_after_an_invalid_one() -> None:
         assert [len(call) for call in replica.calls()] == [20, 1, 20]
 
 
-def test_a_disconnected_request_is_excluded_from_a_batch() -> None:
+def test_a_disconnected_request_is_excluded_from_a_batch(tmp_path: Path) -> None:
     # With a generator among the methods, calls run on threads, and the event loop notices the disconnect.
-    with batched(SOURCE + "\n        def handle_put(self):\n            yield 1\n") as replica:
+    source = SOURCE + "\n        def handle_put(self):\n            yield 1\n"
+    with batched(source, metrics_dir=str(tmp_path)) as replica:
         answers = replica.ask_together([{"n": n} for n in range(4)], leave=1)
         assert [answer.json["n"] for answer in answers] == [0, 2, 3]
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 2, 3]]
@@ -253,7 +264,11 @@ def test_a_result_that_cannot_be_encoded_fails_alone() -> None:
         assert len(replica.calls()) == 1
 
 
-ASYNC = SOURCE.replace("def handle_post", "async def handle_post").replace("import os", "import asyncio, os")
+ASYNC = (
+    SOURCE.replace("def handle_post", "async def handle_post")
+    .replace("import os", "import asyncio, os")
+    .replace("time.sleep(", "await asyncio.sleep(")
+)
 STUCK, STUCK_ASYNC = (
     source.replace('raise ValueError("poisonous")', f"{sleep}(60)")
     for source, sleep in ((SOURCE, "time.sleep"), (ASYNC, "await asyncio.sleep"))

@@ -42,6 +42,8 @@ HANDLER = """
                 pass
 
     def block_all_threads():
+        while not os.path.exists(os.environ["SHARED_FOLDER"] + "/block"):
+            time.sleep(0.01)
         keeping_the_lock = ctypes.PyDLL(None)
         sys.setswitchinterval(60)
         keeping_the_lock.creat(os.environ["SHARED_FOLDER"].encode() + b"/blocked", 0o600)
@@ -72,7 +74,7 @@ HANDLER = """
                     if kind == socket.SOCK_SEQPACKET:
                         os.close(fd)
             elif do == "block all threads soon":
-                threading.Timer(0.2, block_all_threads).start()
+                threading.Thread(target=block_all_threads).start()
             elif do == "leave a daemon and die":
                 def chunks():
                     yield "first"
@@ -173,6 +175,7 @@ def test_a_worker_that_stops_reading_requests_is_replaced() -> None:
     with running_replica(HANDLER, timeout_s=3.0) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         assert replica.request({"do": "block all threads soon"}).status == 200
+        (Path(replica.spec.run_dir) / "block").touch()
         wait_until((Path(replica.spec.run_dir) / "blocked").exists)
         unread = pool.submit(replica.request, {})
         wait_until(lambda: replica.status().processes[0].restarts == 1)
@@ -359,8 +362,8 @@ def test_a_supervisor_without_free_descriptors_starts_its_worker_later() -> None
 def replica_socket(replica: Replica) -> socket.socket:
     """Connect without sending anything."""
     sock = socket.socket(socket.AF_UNIX)
+    sock.connect(replica.spec.sockets[0])  # with a timeout, this would not wait for room in the backlog
     sock.settimeout(PATIENCE_S)
-    sock.connect(replica.spec.sockets[0])
     return sock
 
 

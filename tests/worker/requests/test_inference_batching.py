@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import struct
-import sys
-import termios
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.connections import unread_bytes
 from harness.replicas.replicas import Replica, read, running_replica
 from harness.wait import wait_until
 
@@ -68,16 +66,10 @@ def connect(replica: Replica) -> HTTPConnection:
     return connection
 
 
-def unread_bytes(connection: HTTPConnection) -> int:
-    """Return how much of what was sent the other end has not read (unix(7), SIOCOUTQ)."""
-    assert connection.sock is not None
-    return int.from_bytes(fcntl.ioctl(connection.sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-
-
-def ask_together(replica: Replica, requests: list[Asked], reads_meanwhile: bool = False) -> list[Any]:
+def ask_together(replica: Replica, requests: list[Asked]) -> list[Any]:
     """Send requests while a call is blocked, so that they form one batch; return their answers.
 
-    `reads_meanwhile`: the event loop reads them during that call, which does not block it.
+    The event loop reads them during that call, which does not block it: with so few calls it is on a thread.
     """
     connections = [connect(replica) for _ in requests]
     gate = replica.connection()
@@ -87,8 +79,7 @@ def ask_together(replica: Replica, requests: list[Asked], reads_meanwhile: bool 
     wait_until((folder / "begun").exists, message="the call has begun")
     for connection, (body, headers) in zip(connections, requests, strict=True):
         connection.request("POST", path, body, {**HEADERS, **headers})
-    if reads_meanwhile:
-        wait_until(lambda: not any(map(unread_bytes, connections)), message="all requests are read")
+    wait_until(lambda: not any(map(unread_bytes, connections)), message="all requests are read")
     (folder / "open").touch()
     gate.getresponse().read()
     return [read(connection.getresponse(), 0) for connection in connections]
@@ -119,7 +110,7 @@ def test_requests_are_joined_where_they_fit_and_each_has_its_own_answer(is_async
         request([[9, 9]]),
     ]
     with joining_replica(is_async) as replica:
-        answers = ask_together(replica, asked, reads_meanwhile=is_async)
+        answers = ask_together(replica, asked)
         assert [sums(answers[index]) for index in (0, 2, 3, 4, 5, 6)] == [[3], [6], [15], [1, 2], 400, [18]]
         size = int(answers[1].headers["inference-header-content-length"])
         assert answers[1].body[size:] == struct.pack("<2f", 7, 11)

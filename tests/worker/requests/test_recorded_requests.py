@@ -54,7 +54,9 @@ def lines(folder: Path, count: int) -> list[dict[str, Any]]:
     """Return the exchanges, once there are so many."""
 
     def read() -> list[dict[str, Any]]:
-        found = [json.loads(line) for path in folder.rglob("*.ndjson") for line in path.read_text().splitlines()[1:]]
+        texts = [path.read_text() for path in folder.rglob("*.ndjson")]
+        complete = [text[: text.rfind("\n") + 1] for text in texts]  # a line may be in the middle of being written
+        found = [json.loads(line) for text in complete for line in text.splitlines()[1:]]
         return found if len(found) >= count else []
 
     return wait_until(read, message=f"{count} recorded requests")

@@ -26,6 +26,7 @@ SOURCE = """
     class Message(BaseModel):
         text: str
         n: int = Field(1, le=9)
+        parts: list[str | dict] = []
 
     class Handler:
         def __init__(self, config):
@@ -183,6 +184,8 @@ def test_errors_have_openais_form_below_v1_only(replica: Replica) -> None:
         "code": "less_than_equal",
     }
     assert invalid.json["request_id"]
+    for body, field in (({"text": "a", "parts": ["b", 5]}, "parts.1"), ({}, "text"), ([], None)):
+        assert call(replica, "/v1/messages", body).json["error"]["param"] == field  # without the members of unions
     teapot = call(replica, "/v1/messages", {"text": "teapot"})
     assert (teapot.status, teapot.headers["x-tea"], teapot.json["error"]["message"]) == (418, "green", "a teapot")
     typed = call(replica, "/v1/messages", {"text": "typed"})

@@ -28,7 +28,10 @@ def canary_notes(api: Json) -> Iterator[str]:
         return
     new, old, outcome = canary["revision_number"], canary["old_revision_number"], canary["outcome"]
     name, reason = api["spec"]["name"], f": {canary['reason']}" if canary["reason"] else ""
-    if is_tried(api):
+    if missing := _note_without_requests(api):
+        yield f"canary:   {missing}"
+        yield f"          `cortex rollback {name}` ends the trial"
+    elif is_tried(api):
         step = f"step {canary['step']} of {len(canary['steps'])}"
         held = f", held{reason}" if outcome == "held" else ""
         share = f"{canary['percent']} % of the requests"
@@ -42,13 +45,27 @@ def canary_notes(api: Json) -> Iterator[str]:
         yield f"canary:   revision {new} was rolled back{reason}"
 
 
-def show_canary(canary: Json, console: Console) -> None:
+def _note_without_requests(api: Json) -> str:
+    """Return that the newest revision, which is tried, has no replica that gets requests; empty if it has one."""
+    status = api.get("status")  # older operators send none with the decisions of the autoscaler
+    if not is_tried(api) or status is None or status["replica_counts"]["updated"]["ready"]:
+        return ""
+    state = "does not start" if status["failure"] else "is not ready"
+    new, old = api["canary"]["revision_number"], api["canary"]["old_revision_number"]
+    return f"revision {new} {state} and gets no requests; revision {old} answers"
+
+
+def show_canary(api: Json, console: Console) -> None:
     """Print the findings about the newest revision, a row for each property."""
+    canary = api["canary"]
     new, old = canary["revision_number"], canary["old_revision_number"]
     steps = " → ".join(f"{step} %" for step in canary["steps"])
     console.line(f"canary: revision {new} against revision {old}: {canary['outcome']}")
     if models := canary.get("models"):  # older operators send none
         console.line(models)
+    if missing := _note_without_requests(api):
+        hint = f"; `cortex get {api['api']}` shows why" if api["status"]["failure"] else ""
+        console.line(f"{missing}{hint}")
     if canary["reason"]:
         console.line(f"reason: {canary['reason']}")
     step = "shadow before" if canary.get("shadow") else f"step {canary['step']} of"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cortex.cluster.archives import validate_project_hash
 from cortex.engine.base import Engine
-from cortex.engine.environment import install_log, prepare_setup
+from cortex.engine.environment import install_log, preparation_failure, prepare_setup
 from cortex.engine.local import first_status
 from cortex.engine.log_writer import STDOUT, LogWriter
 from cortex.engine.logs import prune
@@ -30,7 +30,7 @@ from cortex.home import Home
 from cortex.processes.backoff import Backoff
 from cortex.projects.archive import archive_hash, unpack
 from cortex.telemetry import Logger
-from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
+from cortex.worker.spec import ReplicaSpec, ReplicaStatus, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.cluster.node.agent import NodeAgent
@@ -183,11 +183,11 @@ class Hosting:
             except CortexError as error:
                 attempts += 1
                 self._logger.warning("replica can't be started", replica=preparing.spec.id, error=error)
-                self._fail(preparing, str(error), attempts)
+                self._fail(preparing, str(error), error, attempts)
             except Exception as error:  # report and retry any failure
                 attempts += 1
                 self._logger.error("replica can't be started", exc_info=error, replica=preparing.spec.id)
-                self._fail(preparing, f"{type(error).__name__}: {error}", attempts)
+                self._fail(preparing, f"{type(error).__name__}: {error}", error, attempts)
             else:
                 self._preparing.pop(spec.id, None)
                 self._report_changes()
@@ -219,8 +219,9 @@ class Hosting:
             log.close()
         return replace(spec, python=prepared.python, env=dict(prepared.env), model_path=prepared.model_path)
 
-    def _fail(self, preparing: _Preparing, message: str, attempts: int) -> None:
-        failure = StartFailure(f"node {self._host}: {message}")  # the node has the files that the message names
+    def _fail(self, preparing: _Preparing, message: str, error: Exception, attempts: int) -> None:
+        # The node has the files that the message names.
+        failure = preparation_failure(f"node {self._host}: {message}", error)
         processes = tuple(
             replace(process, failed_starts=attempts, failure=failure) for process in preparing.status.processes
         )

@@ -8,9 +8,10 @@ from cortex.config.conversion import Draft
 from cortex.config.document import Node
 from cortex.config.rules.violations import CheckedApi, Violation
 from cortex.config.schema import Api, Traffic
-from cortex.config.values import nearest, quote
+from cortex.config.values import quote
 from cortex.errors import Diagnostic
 from cortex.lifecycle import ApiKind
+from cortex.spelling import nearest
 
 
 def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from cortex.config.rules.violations import Violation
 from cortex.config.schema import STORES, Api
-from cortex.config.values import nearest, quote
+from cortex.config.values import quote
 from cortex.lifecycle import ApiKind
 from cortex.projects.project import ProjectFiles
+from cortex.spelling import nearest
 
 _READINESS, _BASELINE = "readiness", "tracker.baseline"
 _JSON = (".json",)
@@ -40,10 +41,10 @@ def project_violations(api: Api, project: ProjectFiles, named: frozenset[str]) -
     for name in ("pip", "conda", "shell"):
         field, file = f"handler.dependencies.{name}", getattr(api.handler.dependencies, name)
         if field in named and not project.contains(file):
-            yield Violation((field,), *_absent(file, project))
+            yield Violation((field,), *describe_absent(file, project))
     yield from _program_violations(api, project)
     if (definition := api.handler.protobuf_path) is not None and not project.contains(definition):
-        yield Violation(("handler.protobuf_path",), *_absent(definition, project, (".proto",)))
+        yield Violation(("handler.protobuf_path",), *describe_absent(definition, project, (".proto",)))
     yield from _model_file_violations(api, project)
     yield from _sample_violations(api, project)
 
@@ -54,7 +55,7 @@ def _code_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
         return
     suffixes = (".py",) if api.handler.interface == "functions" else (".py", ".pickle")
     if not project.contains(path):
-        yield Violation(("handler.path",), *_absent(path, project, suffixes))
+        yield Violation(("handler.path",), *describe_absent(path, project, suffixes))
     elif not path.endswith(suffixes):
         message = f"{quote(path)} must be a {' or '.join(suffixes)} file"
         yield Violation(("handler.path",), message, _closest_file(path, project, suffixes))
@@ -66,7 +67,7 @@ def _program_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
     if "/" not in program or program.startswith("/") or "$" in program:
         return
     if not project.contains(program):
-        yield Violation(("handler.command",), *_absent(program, project))
+        yield Violation(("handler.command",), *describe_absent(program, project))
     elif not os.access(project.root / program, os.X_OK):
         fix = f"run `chmod +x {program}`, or write the interpreter first"
         yield Violation(("handler.command",), f"{quote(program)}: file is not executable", fix)
@@ -109,7 +110,7 @@ def _absent_model(location: str, project: ProjectFiles) -> tuple[str, str]:
     if _is_folder(project.root / location):
         return f"{quote(location)}: has no files, or has been excluded from your project directory", "see .cortexignore"
     if _is_file(project.root / location):
-        return _absent(location, project)
+        return describe_absent(location, project)
     folders = {str(parent) for file in project.files for parent in PurePosixPath(file).parents if parent.name}
     near = nearest(location.removeprefix("./").rstrip("/"), folders.union(project.files))
     fix = f"did you mean {quote(near)}?" if near else "create it, or correct the path"
@@ -138,7 +139,7 @@ def _sample_violations(api: Api, project: ProjectFiles) -> Iterator[Violation]:
 def _read(file: str, project: ProjectFiles) -> tuple[Any, tuple[str, str] | None]:
     """Return the parsed JSON of a file, or a message and a fix."""
     if not project.contains(file):
-        return None, _absent(file, project, _JSON)
+        return None, describe_absent(file, project, _JSON)
     try:
         return json.loads((project.root / file).read_bytes()), None
     except json.JSONDecodeError as error:
@@ -197,7 +198,7 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
-def _absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
+def describe_absent(file: str, project: ProjectFiles, suffixes: tuple[str, ...] = ()) -> tuple[str, str]:
     """Return the message and the fix for a missing file."""
     if _is_folder(project.root / file):
         return f"{quote(file)}: is a folder, not a file", _closest_file(file, project, suffixes)

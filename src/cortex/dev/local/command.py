@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from cortex.dev.api_process import describe_exit
 from cortex.errors import UserError
+from cortex.supervisor.exit_reasons import name_death
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.readiness_probe import wait_until_ready
 from cortex.worker.commands.server import FLUSH_S, CommandServer
@@ -75,4 +75,4 @@ class CommandApi:
             os._exit(1)
 
     def _exit_reason(self) -> str:
-        return describe_exit(os.waitstatus_to_exitcode(self._process.wait_status or 0))
+        return name_death(self._process.wait_status or 0, 0).message

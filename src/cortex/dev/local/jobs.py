@@ -42,6 +42,7 @@ from cortex.jobs.spec import (
 )
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.operator.jobs.workers import job_assignment
+from cortex.payloads.signature import ApiSignature
 from cortex.predictor.batch import BatchCode
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.worker.jobs.job_run import JobRun, WorkloadRun
@@ -100,6 +101,8 @@ class _LocalLeases:
 
 class JobsApi:
     """A BatchAPI or TaskAPI, each of whose jobs has an object of its own. Not thread-safe, except for `submit`."""
+
+    signature = None  #: known once a job has an object
 
     def __init__(self, spec: ReplicaSpec, api: Api, environ: Mapping[str, str]) -> None:
         self._spec = spec
@@ -233,6 +236,11 @@ class AsyncApi:
     def class_name(self) -> str | None:
         """Return the name of the user's class."""
         return self.code.class_name
+
+    @property
+    def signature(self) -> ApiSignature:
+        """Return what its method takes and returns."""
+        return self._bound.signature
 
     def submit(self, content_type: str, body: bytes) -> Workload:
         """Store a workload."""

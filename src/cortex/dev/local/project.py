@@ -49,6 +49,10 @@ class LocalProject:
         files = api.handler.dependencies
         return tuple(self.folder / name for name in (files.pip, files.conda, files.shell))
 
+    def environment_files(self, api: Api) -> tuple[Path, ...]:
+        """Return the files whose changes may change the environment of an API or its variables."""
+        return (self.config_file, self.folder / DOTENV_NAME, *self.dependency_files(api))
+
     def settings_files(self, api: Api) -> tuple[Path, ...]:
         """Return the files whose changes require a new process: what is read before or beside the user's code."""
         paths = [self.folder / DOTENV_NAME]

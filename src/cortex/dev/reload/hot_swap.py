@@ -13,11 +13,11 @@ import gc
 import inspect
 import os
 import sys
-import tokenize
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -36,12 +36,12 @@ class SwapError(Exception):
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """A loaded module with the source that runs, and the source that replaces it."""
+    """A loaded module with the source that runs, and the source that replaces it; Python decodes bytes itself."""
 
     module: ModuleType
     path: str  #: as in the code objects of the module
-    old: str
-    new: str
+    old: str | bytes
+    new: str | bytes
 
 
 def swap(sources: Mapping[str, ModuleSource], changes: Mapping[str, ModuleChange]) -> None:
@@ -193,16 +193,20 @@ class ProjectSources:
 
     def __init__(self, folder: str) -> None:
         self._prefix = folder.rstrip("/") + "/"
-        self._texts: dict[str, str] = {}  #: by path relative to the project
-        self._executed: dict[str, str] = {}  #: likewise, of modules that have run since the last `update`
+        self._sources: dict[str, bytes] = {}  #: by path relative to the project
+        self._executed: dict[str, bytes] = {}  #: likewise, of modules that have run since the last `update`
         self._data: set[str] = set()
+        self._written: set[str] = set()
         self._count = 0
         self._is_recording = False
         sys.addaudithook(self._audit)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the files of the project that are read, such as models."""
+        """Record the files of the project that are read, such as models; not those that are written as well.
+
+        Otherwise each start of a process that writes such a file would be a reason for the next.
+        """
         self._is_recording = True
         try:
             yield
@@ -214,15 +218,15 @@ class ProjectSources:
         if len(sys.modules) == self._count:
             return False
         self._count = len(sys.modules)
-        new = self._modules().keys() - self._texts.keys()
+        new = self._modules().keys() - self._sources.keys()
         for path in new:
-            self._texts[path] = self._executed[path] if path in self._executed else self._read(path)
+            self._sources[path] = self._executed[path] if path in self._executed else self._read(path)
         self._executed.clear()
         return bool(new)
 
     def describe(self) -> dict[str, list[str]]:
         """Return the paths of all modules, and of all other files that were read while they were recorded."""
-        return {"modules": sorted(self._texts), "data": sorted(self._data - self._texts.keys())}
+        return {"modules": sorted(self._sources), "data": sorted(self._data - self._written - self._sources.keys())}
 
     def swap(self, class_name: str | None) -> tuple[list[str], bool] | NewProcess:
         """Replace the functions that have changed on disk; return their names, and whether a signature changed.
@@ -230,23 +234,25 @@ class ProjectSources:
         `class_name` is that of the API. Raises: SwapError, SyntaxError, OSError; what annotations and imports raise.
         """
         self.update()
-        new = {path: self._read(path) for path in self._texts}
-        changes = decide(self._texts, new, class_name)
+        try:
+            new = {path: self._read(path) for path in self._sources}
+        except FileNotFoundError as error:
+            return NewProcess(f"{error.filename.removeprefix(self._prefix)} was removed")
+        changes = decide(self._sources, new, class_name)
         if isinstance(changes, NewProcess):
             return changes
         modules = self._modules()
         sources = {
-            path: ModuleSource(modules[path], str(modules[path].__file__), self._texts[path], new[path])
+            path: ModuleSource(modules[path], str(modules[path].__file__), self._sources[path], new[path])
             for path in changes
         }
         swap(sources, changes)
-        self._texts = new
+        self._sources = new
         names = [name for change in changes.values() for name in change.names]
         return names, any(change.changes_signatures for change in changes.values())
 
-    def _read(self, path: str) -> str:
-        with tokenize.open(self._prefix + path) as file:  # decodes as Python does
-            return file.read()
+    def _read(self, path: str) -> bytes:
+        return Path(self._prefix + path).read_bytes()
 
     def _modules(self) -> dict[str, ModuleType]:
         found: dict[str, ModuleType] = {}
@@ -272,12 +278,12 @@ class ProjectSources:
         if code.co_name != "<module>" or not file.startswith(self._prefix) or not self._is_own(file):
             return
         path = file.removeprefix(self._prefix)
-        if path not in self._texts:
-            with contextlib.suppress(OSError, SyntaxError, UnicodeError):
+        if path not in self._sources:
+            with contextlib.suppress(OSError):
                 self._executed[path] = self._read(path)
 
     def _record_data(self, arguments: tuple[Any, ...]) -> None:
         path, mode = os.path.abspath(os.fsdecode(arguments[0])), arguments[1]  # noqa: PTH100 - no symbolic links
         is_read = not isinstance(mode, str) or not set(mode) & set("wax+")
-        if is_read and path.startswith(self._prefix) and not path.endswith((".py", ".pyc")):
-            self._data.add(path.removeprefix(self._prefix))
+        if path.startswith(self._prefix) and not path.endswith((".py", ".pyc")):
+            (self._data if is_read else self._written).add(path.removeprefix(self._prefix))

@@ -87,7 +87,7 @@ class Outline:
 
 
 def decide(
-    old: Mapping[str, str], new: Mapping[str, str], class_name: str | None
+    old: Mapping[str, str | bytes], new: Mapping[str, str | bytes], class_name: str | None
 ) -> Mapping[str, ModuleChange] | NewProcess:
     """Compare the sources of all loaded modules of a project, by path. Both have the same paths.
 

@@ -104,7 +104,8 @@ async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGen
                 elif is_empty:
                     passed, example = passed + len(files), example or files[0][0]
     if is_empty:
-        raise SubmissionError(f"no s3 files match search criteria; {_why_none(source, passed, example)}")
+        kind = "files" if all(path.startswith("/") for path in source.paths) else "s3 files"
+        raise SubmissionError(f"no {kind} match search criteria; {_why_none(source, passed, example)}")
 
 
 def _why_none(source: FilePathLister, passed: int, example: str) -> str:

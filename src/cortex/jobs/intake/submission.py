@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,7 +19,7 @@ import orjson
 from pydantic_core import PydanticCustomError
 
 from cortex.config import values
-from cortex.config.values import nearest, problem, quote
+from cortex.config.values import problem, quote
 from cortex.errors import SubmissionError
 from cortex.jobs.intake.globs import GlobError, Globs, to_regex
 from cortex.jobs.intake.json_stream import reason, shown
@@ -33,6 +34,7 @@ from cortex.jobs.spec import (
     TaskCall,
     Upload,
 )
+from cortex.spelling import nearest
 
 T = TypeVar("T")
 
@@ -100,13 +102,15 @@ class SubmissionFields:
         """Return the full name of a field."""
         return f"{self._name}.{key}" if self._name else key
 
-    def refuse_unknown(self, known: Sequence[str]) -> None:
-        """Add a problem for each unknown key, with the known key that it resembles."""
+    def refuse_unknown(self, known: Sequence[str], nested: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Add a problem for each unknown key, with the known key that it resembles; `nested`: key → its section."""
         unknown = [] if self._ignores_unknown else [key for key in self.data if key not in known]
         where = f"{self._name}: " if self._name else ""
         for key in unknown[:_SHOWN_ELEMENTS]:
-            meant = nearest(key, known) if len(key) <= _COMPARED_LENGTH else None
+            meant = nearest(key, (*known, *nested)) if len(key) <= _COMPARED_LENGTH else None
             fix = f"did you mean {quote(meant)}?" if meant else f"remove it; supported keys: {', '.join(known)}"
+            if meant is not None and meant in nested:
+                fix = f"move it to {quote(nested[meant])}" + ("" if key == meant else f" as {quote(meant)}")
             self.problems.append(f"{where}key {quote(key)} is not supported; {fix}")
 
 
@@ -258,7 +262,8 @@ def parse_submission(
     body = SubmissionFields(fields, [], ignores_unknown=ignores_unknown)
     options = _options(body)
     source = _source(body)
-    body.refuse_unknown((*_OPTIONS, *_SOURCES))
+    section = next((key for key in _SOURCES if key in body), _SOURCES[0])
+    body.refuse_unknown((*_OPTIONS, *_SOURCES), {"batch_size": section})
     return _finish(body, options, source)
 
 

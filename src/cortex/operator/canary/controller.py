@@ -27,7 +27,7 @@ WINDOW_S = 5.0
 class _Mark:
     """The numbers at the beginning of a window."""
 
-    revision: str
+    number: int  #: of the new revision
     old: RevisionNumbers
     new: RevisionNumbers
 
@@ -99,14 +99,14 @@ class CanaryController:
         mark, now = self._marks.get(record.name), self._clock()
         is_warm = self._is_warm(record.name, serving, now)
         pairs, different = await asyncio.to_thread(self._read_pairs, record, trial)
-        if mark is None or mark.revision != trial.revision:
-            self._marks[record.name] = _Mark(trial.revision, old, RevisionNumbers() if trial.began_at is None else new)
+        if mark is None or mark.number != trial.number:
+            self._marks[record.name] = _Mark(trial.number, old, RevisionNumbers() if trial.began_at is None else new)
             return
         more_old, more_new = old.since(mark.old), new.since(mark.new)
         if more_old is None or more_new is None:  # a replica has ended, and took its numbers with it
-            self._marks[record.name] = _Mark(trial.revision, old, new)
+            self._marks[record.name] = _Mark(trial.number, old, new)
         elif more_old.requests and more_new.requests:
-            self._marks[record.name] = _Mark(trial.revision, old, new)
+            self._marks[record.name] = _Mark(trial.number, old, new)
             judge.observe(more_old, more_new, is_warm, now)
             requests = trial.step_requests + more_new.requests
             trial = replace(trial, began_at=trial.began_at or now, step_requests=requests)
@@ -148,7 +148,7 @@ class CanaryController:
     async def _settle(self, record: ApiRecord, trial: Trial) -> None:
         present = self._apis.get(record.name)
         known = self._trials.of(present) if present is not None else None
-        if present is None or known is None or known[0].revision != trial.revision:
+        if present is None or known is None or known[0].number != trial.number:
             return  # it was deployed again or deleted meanwhile
         record, before = present, known[0]
         if trial == before or not before.is_open:  # a person may have promoted it meanwhile

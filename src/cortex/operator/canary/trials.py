@@ -11,8 +11,8 @@
 
 With `shadow`, a trial begins with copies of all requests, whose responses are discarded; its first step follows.
 A HELD trial keeps its share of the requests, and is still promoted or rolled back by the evidence or by a person. A
-revision that was live before is not tried again, so that a rollback takes effect at once. One that was rolled back is
-tried anew if it is deployed again, because what it failed for may have been mended elsewhere.
+revision that was live before is not tried again, so that a rollback takes effect at once. One whose trial ended without
+that is tried anew if it is deployed again, because what it failed for may have been mended elsewhere.
 """
 
 from __future__ import annotations
@@ -126,9 +126,11 @@ class Trials:
         if serving is None or serving.hash == record.revision:
             return None
         known = self._known.get(record.name)
-        if known is None or not _is_about(record, known[0].revision, known[0].outcome, known[0].number):
+        if known is None or not self._is_about(record, known[0].revision, known[0].number, known[0].outcome):
             known = self._known[record.name] = self._load(record) or self._begin(record)
-        elif not known[1].judges_by(config):  # patched
+        if known[0].number != record.number:  # patched
+            known = self._known[record.name] = replace(known[0], number=record.number), known[1]
+        if not known[1].judges_by(config):  # patched
             known = self._known[record.name] = known[0], Judge(record.spec)
         return known
 
@@ -187,7 +189,7 @@ class Trials:
 
     def _load(self, record: ApiRecord) -> tuple[Trial, Judge] | None:
         data = self._stored(record.name)
-        if not _is_about(record, data.get("revision"), data.get("outcome"), data.get("number")):
+        if not self._is_about(record, data.get("revision"), data.get("number", 0), data.get("outcome")):
             return None
         judge = Judge(record.spec)
         values = {each.name: data[each.name] for each in fields(Trial) if each.name in data}
@@ -196,6 +198,16 @@ class Trials:
             return Trial(**{**values, "outcome": TrialOutcome(data["outcome"])}), judge
         except (KeyError, TypeError, ValueError):
             return None  # another version of cortex stored it; the trial starts over
+
+    def _is_about(self, record: ApiRecord, revision: str | None, number: int, outcome: str | None) -> bool:
+        """Return whether a trial is that of the newest deploy.
+
+        Patches continue a trial. It has ended if another revision was deployed since then, or if it was rolled back.
+        """
+        if revision != record.revision or number == record.number:
+            return revision == record.revision
+        since = {entry.revision for entry in self._apis.history(record.name) if entry.number > number}
+        return outcome != TrialOutcome.ROLLED_BACK and since == {revision}
 
     def _begin(self, record: ApiRecord) -> tuple[Trial, Judge]:
         serving = record.serving
@@ -213,11 +225,6 @@ class Trials:
         if is_restart or was_live:
             trial = replace(trial, outcome=TrialOutcome.PROMOTED, reason="it was live before")
         return trial, Judge(record.spec)
-
-
-def _is_about(record: ApiRecord, revision: str | None, outcome: str | None, number: int | None) -> bool:
-    """Return whether a trial is that of the newest deploy. A revision that was rolled back may be deployed again."""
-    return revision == record.revision and (outcome != TrialOutcome.ROLLED_BACK or number == record.number)
 
 
 def _description(record: ApiRecord, trial: Trial, judge: Judge) -> Json:

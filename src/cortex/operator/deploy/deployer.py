@@ -11,10 +11,12 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cortex.config.document import parse
 from cortex.config.schema import Api, PinnedModel, RecordConfig
@@ -70,6 +72,7 @@ class Deployer:
         self._inspect_machine = inspect_machine
         self._shared = shared
         self._lock = asyncio.Lock()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  #: by API
 
     async def deploy(
         self,
@@ -88,13 +91,18 @@ class Deployer:
         nothing has changed.
         """
         _check_config_name(config_name)
-        async with self._lock:
-            deployed = [record.spec for record in self._store.records()]
-            async with self._projects.unpacked(archive) as folder:
-                machine = await self._machine()
-                diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, deployed, machine)
+        async with (
+            self._projects.unpacked(archive) as folder,
+            self._turn_of(await asyncio.to_thread(_read, folder / config_name)),
+        ):
+            deployed, machine = self._targets(), await self._machine()
+            diagnosis, project_hash = await asyncio.to_thread(_diagnose, folder, config_name, _specs(deployed), machine)
+            apis = await self._pinned(diagnosis.apis, machine)
+            async with self._lock:
+                if (now := self._targets()) != deployed:
+                    # Without the machine: the models were checked above, and only the other APIs have changed.
+                    await asyncio.to_thread(_diagnose, folder, config_name, _specs(now), None)
                 (folder / config_name).unlink()  # not a file of the project: it must not change the project's hash
-                apis = await self._pinned(diagnosis.apis, machine)
                 results, changes, deletions = self._compare(apis, project_hash, force)
                 if principal is not None:
                     principal.check_apis({api.name for api in apis} | set(deletions), config_name)
@@ -115,22 +123,25 @@ class Deployer:
 
         Raises: ConfigError, NotFoundError; ForbiddenError if `principal` may not change all of the APIs.
         """
-        async with self._lock:
-            records = {record.name: record for record in self._store.records()}
-            machine = await self._machine()
-            apis = await asyncio.to_thread(_diagnose_patch, config, records, self._projects, machine)
+        async with self._turn_of(config):
+            deployed, machine = self._targets(), await self._machine()
+            apis = await asyncio.to_thread(_diagnose_patch, config, deployed, self._projects, machine)
             if principal is not None:
                 principal.check_apis({api.name for api in apis}, _PATCH_NAME)
             apis = await self._pinned(apis, machine)
-            changes: list[ApiChange] = []
-            results: list[DeployResult] = []
-            for api in apis:
-                if (record := records.get(api.name)) is None:
-                    raise NotFoundError(f"{api.name} is not deployed")
-                result, change = self._compare_one(api, record, record.target.project_hash, force)
-                results.append(result)
-                changes += [change] if change else []
-            return self._write(results, await self._describe(changes, None, "patch", by), [])
+            async with self._lock:
+                if (now := self._targets()) != deployed:
+                    await asyncio.to_thread(_diagnose_patch, config, now, self._projects, None)
+                records = {record.name: record for record in self._store.records()}
+                changes: list[ApiChange] = []
+                results: list[DeployResult] = []
+                for api in apis:
+                    if (record := records.get(api.name)) is None:
+                        raise NotFoundError(f"{api.name} is not deployed")
+                    result, change = self._compare_one(api, record, record.target.project_hash, force)
+                    results.append(result)
+                    changes += [change] if change else []
+                return self._write(results, await self._describe(changes, None, "patch", by), [])
 
     async def rollback(
         self, name: str, number: int | None = None, force: bool = False, by: str = "", only_from: str = ""
@@ -207,6 +218,25 @@ class Deployer:
         environ = machine.environ if machine is not None else os.environ
         known = {record.name: record.spec for record in self._store.records()}
         return [await pin_models(api, known.get(api.name), environ) for api in apis]
+
+    @asynccontextmanager
+    async def _turn_of(self, config: bytes) -> AsyncIterator[None]:
+        """Wait for the deploys and patches of these APIs that came before.
+
+        The check of a configuration asks buckets, which may not answer: it delays only changes of the same APIs, and
+        holds no other lock.
+        """
+        async with AsyncExitStack() as stack:
+            names: list[str] = []
+            with suppress(ConfigError):  # the check reports it
+                names = await asyncio.to_thread(_api_names, config)
+            for name in sorted(names):
+                await stack.enter_async_context(self._turns.setdefault(name, asyncio.Lock()))
+            yield
+
+    def _targets(self) -> dict[str, Revision]:
+        """Return the newest revision of each API."""
+        return {record.name: record.target for record in self._store.records()}
 
     async def _machine(self) -> Machine | None:
         return await self._inspect_machine() if self._inspect_machine else None
@@ -406,6 +436,18 @@ def _digest(parts: dict[str, Any]) -> str:
 # Diagnosis, on a thread.
 
 
+def _read(file: Path) -> bytes:
+    """Return the content of a file; none if it can't be read, which the check reports."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _specs(revisions: Mapping[str, Revision]) -> list[Api]:
+    return [revision.spec for revision in revisions.values()]
+
+
 def _diagnose(
     folder: Path, config_name: str, deployed: Sequence[Api], machine: Machine | None
 ) -> tuple[Diagnosis, str]:
@@ -414,7 +456,7 @@ def _diagnose(
 
 
 def _diagnose_patch(
-    config: bytes, records: Mapping[str, ApiRecord], projects: ProjectFolders, machine: Machine | None
+    config: bytes, deployed: Mapping[str, Revision], projects: ProjectFolders, machine: Machine | None
 ) -> list[Api]:
     """Return the APIs of a configuration, each checked against the project that it is deployed with.
 
@@ -422,22 +464,22 @@ def _diagnose_patch(
     """
     names = _api_names(config)
     for name in names:
-        if name not in records:
+        if name not in deployed:
             raise NotFoundError(f"{name} is not deployed")
-    hashes = dict.fromkeys(records[name].target.project_hash for name in names)
-    deployed = [record.spec for record in records.values()]
+    hashes = dict.fromkeys(deployed[name].project_hash for name in names)
+    specs = _specs(deployed)
     with tempfile.TemporaryDirectory(prefix="cortex-patch-") as folder:
         file = Path(folder) / _PATCH_NAME
         file.write_bytes(config)
         if not hashes:
-            return list(diagnose_project(file, _PATCH_NAME, ProjectFiles(Path(folder), ()), deployed).apis)
+            return list(diagnose_project(file, _PATCH_NAME, ProjectFiles(Path(folder), ()), specs).apis)
         problems: list[Diagnostic] = []
         apis: list[Api] = []
         for project_hash in hashes:
             project = ProjectFiles.scan(projects.path(project_hash), None)
-            own = {name for name in names if records[name].target.project_hash == project_hash}
+            own = {name for name in names if deployed[name].project_hash == project_hash}
             try:
-                diagnosis = diagnose_project(file, _PATCH_NAME, project, deployed, machine)
+                diagnosis = diagnose_project(file, _PATCH_NAME, project, specs, machine)
                 apis += [api for api in diagnosis.apis if api.name in own]
             except ConfigError as error:
                 problems += [problem for problem in error.diagnostics if _api_of(problem, names) in (None, *own)]

@@ -11,9 +11,10 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from cortex.config.rules.project_rules import describe_absent
 from cortex.config.rules.protobuf_rules import read_service
 from cortex.config.rules.violations import Violation
 from cortex.config.schema import ANY_MODEL, Api, Handler
@@ -23,11 +24,17 @@ from cortex.errors import ConfigError, Diagnostic, SubmissionError
 from cortex.lifecycle import ApiKind
 from cortex.predictor.applications import imports_gradio
 from cortex.predictor.checks.annotation_checks import check_annotations
-from cortex.predictor.checks.source_checks import MAX_SOURCE_LENGTH, check_source, find_missing_application
+from cortex.predictor.checks.source_checks import (
+    MAX_SOURCE_LENGTH,
+    check_source,
+    find_missing_application,
+    find_undecodable_byte,
+    is_parsable,
+)
 from cortex.projects.dotenv import check_dotenv
 from cortex.projects.project import ProjectFiles
 from cortex.projects.protobuf_file import TOOLS
-from cortex.projects.requirements import parse_requirements, requirement_lines
+from cortex.projects.requirements import included_files, parse_requirements, requirement_lines
 
 if TYPE_CHECKING:
     from cortex.engine.devices import Inventory
@@ -115,13 +122,30 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
     except ConfigError as error:
         yield from error.diagnostics
     for path in dict.fromkeys(["requirements.txt", *(api.handler.dependencies.pip for api in apis)]):
-        if project.contains(path):
-            yield from parse_requirements((project.root / path).read_text(errors="replace"), path)
+        yield from parse_requirements(project.text(path), path)
+        yield from _absent_requirements(project, path, apis)
     for api, path, text in _sources(project, apis):
+        data = (project.root / path).read_bytes()
+        if (undecodable := find_undecodable_byte(data, path)) and not is_parsable(data):
+            yield undecodable
+            continue
         h = api.handler
         batches, has_models = _has_batching(h), h.models is not None
         has_application, rpcs = _app_of(api) is not None, _rpcs_of(api, project)
         yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, has_application, rpcs)
+
+
+def _absent_requirements(project: ProjectFiles, path: str, apis: Sequence[Api]) -> Iterator[Diagnostic]:
+    """Report files that a requirements file includes and that the project lacks."""
+    if any(project.contains(api.handler.dependencies.shell) for api in apis):
+        return  # the script runs first, and may write them
+    for line, column, name in included_files(project.text(path)):
+        file = os.path.normpath(PurePosixPath(path).parent / name)
+        if file.startswith(".."):
+            problem = f"{quote(file)} must be inside the project folder", "move it into the project folder"
+            yield Diagnostic(path, line, column, "", *problem)
+        elif not project.contains(file):
+            yield Diagnostic(path, line, column, "", *describe_absent(file, project))
 
 
 def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -131,6 +155,8 @@ def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic
         if len(text) > MAX_SOURCE_LENGTH:
             message = f"is longer than {MAX_SOURCE_LENGTH} characters: it is not checked before a replica starts"
             found.append(Diagnostic(path, 0, 0, "", message, "move its data to another file"))
+        if undecodable := find_undecodable_byte((project.root / path).read_bytes(), path):
+            found.append(undecodable)  # a comment, which other versions of Python refuse
         found += check_annotations(text, path, h.interface, h.type, h.models is not None, api.kind)
     return iter(dict.fromkeys(found))
 

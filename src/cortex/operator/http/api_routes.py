@@ -160,7 +160,7 @@ def api_routes(services: Services) -> APIRouter:
 
     @router.get("/{api}/scaling")
     async def scaling(api: str) -> Json:
-        """Return an API's autoscaling policy, its latest scaling decisions, oldest first, and the trial of a canary."""
+        """Return an API's autoscaling policy, its latest scaling decisions, oldest first, its canary and its status."""
         record = services.api(api)
         if not record.spec.kind.has_replicas:
             raise InputError(f"{api} is {with_article(record.kind)}: it has no replicas to scale")
@@ -170,6 +170,7 @@ def api_routes(services: Services) -> APIRouter:
             "policy": asdict(ScalingPolicy.of(record.spec)),
             "decisions": [decision.to_json() for decision in services.autoscaler.decisions(api)],
             "canary": services.trials.describe(record),
+            "status": services.reconciler.state(record).to_json(),
         }
 
     @router.post("/{api}/feedback")
@@ -272,7 +273,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "metrics": metrics.get(record.name, {}),
         "open_workloads": services.jobs.open_workloads(record.name),
         "endpoint": endpoint,
-        "docs": f"{endpoint}/docs" if record.spec.networking.docs and not record.spec.runs_command else None,
+        "docs": f"{endpoint}/docs" if record.spec.has_docs else None,
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from cortex.processes.sockets import replace_listener
+from cortex.telemetry import Logger
 
 #: Limit of the TCP port, because anyone on the machine can connect. Beyond it, idle new connections are closed first.
 MAX_CONNECTIONS = 128
@@ -19,14 +24,27 @@ FIRST_REQUEST_S = 10.0
 #: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
 #: a request sent at that moment would be lost.
 JOBS_KEEP_ALIVE_S = 3600
+_SOCKET_CHECK_S = 1.0
+
+_logger = Logger("cortex.operator")
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: they would end the process before the operator has shut down."""
 
+    def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], None] | None = None) -> None:
+        super().__init__(config)
+        self._on_shutdown = on_shutdown
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse connections, close each one after its present answer, and call `on_shutdown`, which ends long ones."""
+        if self._on_shutdown is not None:
+            asyncio.get_running_loop().call_soon(self._on_shutdown)
+        await super().shutdown(sockets)
 
 
 class _Protocol(HttpToolsProtocol):
@@ -54,9 +72,46 @@ def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Se
     return _server(app, _Protocol, keep_alive_s=5, tls=tls)
 
 
-def create_jobs_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the server for the jobs socket; `should_exit` stops it."""
-    return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S)
+def create_jobs_server(app: ASGIApp, on_shutdown: Callable[[], None] | None = None) -> uvicorn.Server:
+    """Return the server for the jobs socket; `should_exit` stops it, and `on_shutdown` ends the requests that wait."""
+    return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S, on_shutdown=on_shutdown)
+
+
+class JobsServer:
+    """The server of the jobs socket, which listens again if the socket is deleted, as cleaners of `/tmp` do."""
+
+    def __init__(self, app: ASGIApp, path: Path, on_shutdown: Callable[[], None]) -> None:
+        self._app = app
+        self._path = path
+        self._on_shutdown = on_shutdown
+        self._servers: list[uvicorn.Server] = []
+        self._serving: list[asyncio.Task[None]] = []
+
+    def listen(self) -> None:
+        """Serve at the socket, which replaces one that an earlier process has left."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        listener = replace_listener(self._path)
+        server = create_jobs_server(self._app, self._on_shutdown)
+        self._servers.append(server)
+        self._serving.append(asyncio.create_task(server.serve(sockets=[listener]), name="serve workers"))
+
+    async def keep_listening(self) -> None:
+        """Listen again whenever the socket is missing, until cancelled. Connections of the deleted one stay."""
+        while True:
+            await asyncio.sleep(_SOCKET_CHECK_S)
+            if not self._path.exists():
+                try:
+                    self.listen()
+                except OSError as error:  # no disk, say: the next check tries again
+                    _logger.error("the jobs socket can't be created again", error=error)
+                else:
+                    _logger.warning("the jobs socket was deleted, and is created again", path=str(self._path))
+
+    async def stop(self) -> None:
+        """Stop serving; requests have a second to finish."""
+        for server in self._servers:
+            server.should_exit = True
+        await asyncio.gather(*self._serving)
 
 
 class _Config(uvicorn.Config):
@@ -70,7 +125,11 @@ class _Config(uvicorn.Config):
 
 
 def _server(
-    app: ASGIApp, protocol: type[HttpToolsProtocol], keep_alive_s: int, tls: ssl.SSLContext | None = None
+    app: ASGIApp,
+    protocol: type[HttpToolsProtocol],
+    keep_alive_s: int,
+    tls: ssl.SSLContext | None = None,
+    on_shutdown: Callable[[], None] | None = None,
 ) -> uvicorn.Server:
     config = _Config(
         app,
@@ -86,4 +145,4 @@ def _server(
         timeout_graceful_shutdown=1,
     )
     config.tls = tls
-    return _Server(config)
+    return _Server(config, on_shutdown)

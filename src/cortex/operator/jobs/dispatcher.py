@@ -94,6 +94,7 @@ class Dispatcher:
         self._clock = clock
         self._sessions: dict[str, _WorkerSession] = {}
         self._hooks = CompletionHooks(store)
+        self._has_ended_polls = False
 
     # Called by the job reconciler.
 
@@ -130,6 +131,11 @@ class Dispatcher:
                 session.changed.set()
                 count -= 1
 
+    def end_polls(self) -> None:
+        """Answer all requests that wait for work, and later ones at once: the operator is stopping."""
+        self._has_ended_polls = True
+        self.wake()
+
     async def run_hook(self, job_id: str) -> HookOutcome | HookLost:
         """Run `on_job_complete` in one worker of a job, and wait for its end."""
         return await self._hooks.run(job_id, self._may_be_alive, lambda: self.wake(job_id))
@@ -151,7 +157,7 @@ class Dispatcher:
         self._hooks.release(worker, None, except_pid=pid)
         deadline = time.monotonic() + wait_s
         while session.assignment is None and not session.is_stopping:
-            if not await session.wait(deadline):
+            if self._has_ended_polls or not await session.wait(deadline):
                 return None
         return StopSignal() if session.is_stopping else session.assignment
 
@@ -188,12 +194,14 @@ class Dispatcher:
                     self.wake(job_id, except_for=worker)  # to retry a failed batch, or because the job is done
                 has_left = not session.is_assigned_to(job_id)
                 hook = await self._hooks.acquire(job_id, worker, pid) if leased.is_done and not has_left else None
-                if leased.lease or lost or reports or hook or has_left or session.is_stopping or not max_batches:
+                is_over = has_left or session.is_stopping or self._has_ended_polls or not max_batches
+                if leased.lease or lost or reports or hook or is_over:
                     return ExchangeReply(leased.lease, lost, has_left, hook, session.is_stopping)
                 wake_at = deadline
                 if leased.opens_at is not None:
                     wake_at = min(deadline, time.monotonic() + max(leased.opens_at - self._clock(), 0.0))
-                if not await session.wait(wake_at) and wake_at == deadline:
+                has_changed = await session.wait(wake_at)
+                if self._has_ended_polls or (not has_changed and wake_at == deadline):
                     return ExchangeReply()
 
     async def renew(self, worker: str, pid: int, tokens: Sequence[str], is_all: bool = False) -> RenewalReply:

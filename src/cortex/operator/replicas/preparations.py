@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
-from cortex.engine.environment import Prepared
+from cortex.engine.environment import Prepared, preparation_failure
 from cortex.errors import CortexError
 from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
@@ -91,8 +91,9 @@ class Preparations:
             progress.lost_at = now
         delay = _LOSS_BACKOFF.delay_s(progress.losses - 1) if progress.losses > 1 else 0.0
         failure = progress.state.failure
-        if not is_blameless:
-            failure = StartFailure(f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output")
+        if not is_blameless and progress.losses > 1:  # the first one may have been killed; the next starts at once
+            reason = f"a replica ended before it was ready; `cortex logs {key[0]}` shows its output"
+            failure = StartFailure(reason, summary=reason)
         progress.state = replace(progress.state, failure=failure, hold_until=now + delay)
 
     def became_ready(self, key: RevisionKey) -> None:
@@ -132,7 +133,7 @@ class Preparations:
         self._on_change()
 
     def _fail(self, progress: _Progress, error: Exception) -> None:
-        failure = StartFailure(str(error) or type(error).__name__)
+        failure = preparation_failure(str(error) or type(error).__name__, error)
         hold_until = self._clock() + _BACKOFF.delay_s(progress.attempts)
         progress.state = Preparation(Stage.NEEDED, failure, hold_until, progress.attempts)
 

@@ -165,7 +165,7 @@ def _backend(
         unavailable=unavailable or _STARTING,
         servers=tuple(server(*pair, old) for pair in old),
         # If the first replica can't start, fail requests at once instead of after their timeout.
-        holds=spec.autoscaling.min_replicas == 0 and not unavailable,
+        holds=spec.autoscaling.min_replicas == 0 and (not unavailable or _was_killed_once(replicas)),
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
         cors=_cors(spec.networking),
@@ -260,9 +260,17 @@ def _routed(replicas: Sequence[Replica]) -> list[RoutedProcess]:
 
 
 def _unavailable(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation) -> str:
-    """Return the reason why no replica can become ready; empty if one can."""
+    """Return the reason that callers get why no replica can become ready; empty if one can."""
     failure = failure_of(record, (r for r in replicas if r.spec.revision == record.revision), preparation)
-    return failure.message if failure else preparation.shortage
+    return failure.for_callers(record.name) if failure else preparation.shortage
+
+
+def _was_killed_once(replicas: Sequence[Replica]) -> bool:
+    """Return whether processes failed to start only because something killed them, each once: they start again."""
+    failed = [each for replica in replicas for each in replica.status.processes if each.failed_starts]
+    return bool(failed) and all(
+        each.failed_starts == 1 and each.failure is not None and each.failure.was_killed for each in failed
+    )
 
 
 class RoutePublisher:

@@ -52,6 +52,7 @@ class ApiState:
 
     def to_json(self) -> Json:
         """Return the value of `status` in `cortex get -o json`."""
+        failure = self.failure
         return {
             "status_code": self.status.value,
             "message": self.status.message,
@@ -60,7 +61,7 @@ class ApiState:
                 "updated": asdict(self.updated),
                 "stale": asdict(self.stale),
             },
-            "failure": asdict(self.failure) if self.failure else None,
+            "failure": {"message": failure.message, "traceback": failure.traceback} if failure else None,
             "waits_for": self.waits_for,
         }
 
@@ -147,7 +148,7 @@ def failure_of(record: ApiRecord, replicas: Iterable[Replica], preparation: Prep
             return process.failure
     for process in failed:
         if process.death:
-            return StartFailure(process.death.message)
+            return StartFailure(process.death.message, summary=process.death.message)
     if record.failure:
         return StartFailure(record.failure.message, record.failure.traceback)
     return None

@@ -26,6 +26,8 @@ class DocumentedApi:
     endpoint: str
     revision: str  #: shown as its version
     signature: ApiSignature | None = None  #: None: not known yet
+    is_application: bool = False  #: its code decides which paths it answers, and may describe them itself
+    is_grpc: bool = False  #: it answers calls only; its routes are those in JSON
     likely_verb: str = "POST"  #: of requests, while the signature is not known
     needs_key: bool = False
     timeout_s: float = 60.0
@@ -36,7 +38,7 @@ class DocumentedApi:
     @property
     def is_known(self) -> bool:
         """Return whether the signatures of all APIs that answer are known."""
-        return all(each.signature is not None for each in self.targets or (self,))
+        return all(each.signature is not None or each.is_application for each in self.targets or (self,))
 
     @property
     def examples(self) -> dict[str, Any]:

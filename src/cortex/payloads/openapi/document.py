@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cortex.lifecycle import ApiKind
@@ -19,6 +20,7 @@ from cortex.payloads.signature import (
     ApiSignature,
     BodySignature,
     MethodSignature,
+    ModelSignature,
     ParameterSignature,
     RouteSignature,
 )
@@ -36,6 +38,10 @@ _NOT_KNOWN = (
     "be sent. Any body is described instead."
 )
 
+_APPLICATION = (
+    "Its application decides which paths it answers, so this document has none of them. It may have one of its own."
+)
+
 
 def api_document(api: DocumentedApi) -> Json:
     """Return the document of one API, for its `openapi.json`."""
@@ -51,7 +57,11 @@ def common_document(apis: Sequence[DocumentedApi], gateway_url: str, version: st
 
 
 def _document(apis: Sequence[DocumentedApi], server: str, title: str, version: str, description: str) -> Json:
-    schemas = SchemaComponents({**errors.SCHEMAS, **jobs.SCHEMAS, **inference.SCHEMAS})
+    schemas = SchemaComponents(_own_schemas(apis))
+    for each in _signatures(apis):
+        methods = [*each.methods, *(route.method for route in each.routes)]
+        payloads = [method.payload.schema for method in methods if method.payload is not None]
+        schemas.distinguish(payloads, [method.result.schema for method in methods])
     found = [(api, path, operations) for api in apis for path, operations in _paths(api, schemas).items()]
     paths: Json = {}
     for api, path, operations in sorted(found, key=lambda each: each[1] != each[0].endpoint):  # own endpoints first
@@ -69,8 +79,23 @@ def _document(apis: Sequence[DocumentedApi], server: str, title: str, version: s
     }
 
 
+def _own_schemas(apis: Sequence[DocumentedApi]) -> Json:
+    """Return the schemas of cortex that the document may need: the names of others are free for models of users."""
+    has_jobs = any(api.kind in (ApiKind.ASYNC, ApiKind.BATCH, ApiKind.TASK) for api in apis)
+    has_models = any(each.models for each in _signatures(apis))
+    return {**errors.SCHEMAS, **(jobs.SCHEMAS if has_jobs else {}), **(inference.SCHEMAS if has_models else {})}
+
+
+def _signatures(apis: Iterable[DocumentedApi]) -> Iterator[ApiSignature]:
+    """Yield the known signatures of APIs; of a TrafficSplitter, those of the APIs that answer its requests."""
+    for api in apis:
+        yield from (each.signature for each in api.targets or (api,) if each.signature is not None)
+
+
 def _about(api: DocumentedApi) -> str:
     lines = [f"{api.kind} `{api.name}`, revision {api.revision}."]
+    if api.is_application:
+        lines.append(_APPLICATION)
     if not api.is_known:
         lines.append(_NOT_KNOWN)
     if api.targets:
@@ -105,24 +130,39 @@ def _used(components: Mapping[str, Json], paths: Json) -> Json:
 
 
 def _paths(api: DocumentedApi, schemas: SchemaComponents) -> dict[str, Json]:
+    if api.is_application:
+        return {}
+    if api.is_grpc:
+        return _route_paths(api, schemas)
     if api.kind is ApiKind.REALTIME or api.kind is ApiKind.SPLITTER:
         operations = {verb.lower(): _operation(api, each, schemas) for verb, each in _methods(api).items()}
         paths = {api.endpoint: operations} if operations else {}  # a class may have routes only
         paths |= {f"{api.endpoint.rstrip('/')}/info": {"get": _info(api)}}
-        signatures = [each.signature for each in api.targets or (api,) if each.signature is not None]
-        models = {model.name: model for signature in signatures for model in signature.models}
-        for model in models.values():
+        for model in _models(api):
             paths |= inference.model_paths(api, model, schemas)
-        return paths | _route_paths(api, signatures, schemas)
+        return paths | _route_paths(api, schemas)
     method = next(iter(_known_methods(api)))
     find_paths = jobs.workload_paths if api.kind is ApiKind.ASYNC else jobs.job_paths
     return find_paths(api, method, schemas)
 
 
-def _route_paths(api: DocumentedApi, signatures: Iterable[ApiSignature], schemas: SchemaComponents) -> dict[str, Json]:
+def _models(api: DocumentedApi) -> Iterator[ModelSignature]:
+    """Yield the models of an API; of a TrafficSplitter, those of all its APIs, whose only model has its name."""
+    by_name = [
+        {api.name if api.targets and len(each.models) == 1 else model.name: model for model in each.models}
+        for each in _signatures([api])
+    ]
+    for name, first in by_name[0].items() if by_name else ():
+        models = [models[name] for models in by_name if name in models]
+        if len(models) == len(by_name):
+            is_same = all((each.inputs, each.outputs) == (first.inputs, first.outputs) for each in models)
+            yield replace(first, name=name) if is_same else ModelSignature(name, first.platform, (), ())
+
+
+def _route_paths(api: DocumentedApi, schemas: SchemaComponents) -> dict[str, Json]:
     """Return the operations of the routes of an API's class; of a TrafficSplitter, of all its APIs."""
     found: dict[tuple[str, str], list[RouteSignature]] = {}
-    for signature in signatures:
+    for signature in _signatures([api]):
         for route in signature.routes:
             known = found.setdefault((route.path, route.method.verb), [])
             if route not in known:
@@ -138,7 +178,7 @@ def _methods(api: DocumentedApi) -> dict[str, list[MethodSignature]]:
     """Return the methods of an API by verb; of a TrafficSplitter, the different methods of its APIs."""
     by_verb: dict[str, list[MethodSignature]] = {}
     for each in api.targets or (api,):
-        for method in _known_methods(each):
+        for method in () if each.is_application else _known_methods(each):
             known = by_verb.setdefault(method.verb, [])
             if method not in known:
                 known.append(method)
@@ -147,7 +187,7 @@ def _methods(api: DocumentedApi) -> dict[str, list[MethodSignature]]:
 
 def _known_methods(api: DocumentedApi) -> tuple[MethodSignature, ...]:
     """Return the methods of an API; while they are not known, one that takes and returns anything."""
-    if api.signature is not None and (api.signature.methods or api.signature.routes):
+    if api.signature is not None and (api.signature.methods or api.kind is ApiKind.REALTIME):
         return api.signature.methods
     payload = None if api.likely_verb == "GET" else BodySignature()
     return (MethodSignature(api.likely_verb, "predict", payload, BodySignature(), query_params=True),)
@@ -174,9 +214,12 @@ def _operation(
         made["parameters"] = described
     if bodies:
         examples = api.examples if first.verb == "POST" and not route else {}
-        is_required = all(body.is_typed for body in bodies)
-        made["requestBody"] = {"content": _content(bodies, [_JSON], schemas, examples), "required": is_required}
-        if not is_required:
+        is_any = any(body.is_any for body in bodies)
+        made["requestBody"] = {
+            "content": _content(bodies, [_JSON], schemas, examples),
+            "required": not is_any and all(body.is_required for body in bodies),
+        }
+        if is_any:
             made["requestBody"]["description"] = "Any body; its content type decides how it is parsed."
     streams = any(method.streams for method in methods)
     untyped = _UNTYPED_STREAMS if streams else _UNTYPED_RESULTS
@@ -186,7 +229,8 @@ def _operation(
         **errors.of_requests(
             api,
             has_body=bool(bodies),
-            is_typed=any(body.is_typed for body in bodies) or bool(parameters),
+            # Calls of gRPC have no status that belongs to 422.
+            is_typed=not api.is_grpc and (any(body.is_typed for body in bodies) or bool(parameters)),
             in_openai_form=is_openai_path(route.encode()),
         ),
     }
@@ -197,7 +241,7 @@ def _parameter(parameter: ParameterSignature, schemas: SchemaComponents) -> Json
     return {
         "name": parameter.name,
         "in": parameter.location,
-        "required": parameter.location == "path",
+        "required": parameter.location == "path" or parameter.is_required,
         "schema": schemas.add(parameter.schema),
     }
 
@@ -219,8 +263,12 @@ def _content(
     """Return the media types of bodies with their schemas, and with examples of JSON."""
     by_type: dict[str, list[Any]] = {}
     for body in bodies:
-        for media_type in [body.media_type] if body.is_typed else untyped:
-            schema = schemas.add(body.schema)
+        if body.is_any:
+            parts = [(media_type, body.schema) for media_type in untyped]
+        else:
+            parts = [(each.media_type, each.schema) for each in (body, *body.alternatives)]
+        for media_type, each in parts:
+            schema = schemas.add(each)
             known = by_type.setdefault(media_type, [])
             if schema not in known:
                 known.append(schema)

@@ -36,7 +36,11 @@ SCHEMAS: Json = {
     "ErrorResponse": {
         "type": "object",
         "required": ["error", "request_id"],
-        "properties": {"error": {"type": "string", "description": "What went wrong"}, "request_id": _REQUEST_ID},
+        "properties": {
+            "error": {"type": "string", "description": "What went wrong"},
+            "detail": {"description": "What an HTTPException of the API's code passed, of any type"},
+            "request_id": _REQUEST_ID,
+        },
     },
     "ValidationErrorResponse": {
         "type": "object",
@@ -119,7 +123,9 @@ def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool, in_openai
     if has_body:
         found["413"] = response(f"The body is larger than {api.max_body_bytes} bytes", content)
     if is_typed:
-        invalid = content if in_openai_form else json_content("ValidationErrorResponse")
+        # The API's code may refuse a request with this status itself, and any detail.
+        either = {"anyOf": [schema("ValidationErrorResponse"), schema("ErrorResponse")]}
+        invalid = content if in_openai_form else {_JSON: {"schema": either}}
         found["422"] = response("The body, or a parameter of the path, does not match its schema", invalid)
     return {
         **found,

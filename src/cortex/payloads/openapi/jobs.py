@@ -17,6 +17,7 @@ _JSON = "application/json"
 _LINES = "application/x-ndjson"
 
 _TEXT = {"type": "string"}
+_TEXT_CONTENT: Json = {"text/plain": {"schema": _TEXT}}
 _COUNT = {"type": "integer", "minimum": 0}
 _TIME = {"type": ["string", "null"], "format": "date-time"}
 _MAP = {"type": "object", "additionalProperties": True}
@@ -37,9 +38,10 @@ _BATCH_OPTIONS: Json = {
 }
 _FILES: Json = {
     "type": "object",
-    "required": ["s3_paths"],
+    "description": "Requires `paths`",
     "properties": {
-        "s3_paths": {"type": "array", "items": _TEXT, "minItems": 1, "description": "Prefixes of the files"},
+        "paths": {"type": "array", "items": _TEXT, "minItems": 1, "description": "Prefixes of the files"},
+        "s3_paths": {"type": "array", "items": _TEXT, "deprecated": True, "description": "The older name of `paths`"},
         "includes": _GLOBS,
         "excludes": _GLOBS,
         "batch_size": _BATCH_SIZE,
@@ -98,25 +100,34 @@ def job_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaCompon
     is_task = api.kind is ApiKind.TASK
     content = _task_content(api) if is_task else _batch_content(api, method, schemas)
     errors = json_content("JobErrorResponse")
-    dry_run = {
-        "name": "dryRun",
-        "in": "query",
-        "description": "Only validate the submission; the response is text",
-        "schema": {"type": "boolean", "default": False},
-    }
+    uploads = [] if is_task else _upload_parameters()
+    body = {"content": content, "required": not is_task}
     submit = {
         "operationId": "submit_job",
         "summary": method.summary or "Submit a job",
         "description": method.description or "The response means that the job is stored.",
-        "parameters": [dry_run],
-        "requestBody": {"content": content, "required": not is_task},
+        "parameters": uploads,
+        "requestBody": body,
         "responses": {
-            "200": response("The job", {**json_content("SubmittedJob"), "text/plain": {"schema": _TEXT}}),
+            "200": response("The job", json_content("SubmittedJob")),
             **of_operator(api, errors, has_body=True, not_found=""),
         },
     }
-    if not is_task:
-        submit["parameters"] = [dry_run, *_upload_parameters()]
+    dry_run = {
+        "operationId": "dry_run_job",
+        "summary": "Only validate a submission",
+        "parameters": [
+            _parameter("dryRun", "query", {"const": True}, "Otherwise a job is submitted", required=True),
+            *uploads,
+        ],
+        "requestBody": body,
+        "responses": {
+            "200": response(
+                "The files that the job would read, one per line, then `validations passed`", _TEXT_CONTENT
+            ),
+            **of_operator(api, {**_TEXT_CONTENT, **errors}, has_body=True, not_found=""),
+        },
+    }
     not_found = of_operator(api, errors, has_body=False, not_found="The API has no job with this id")
     query = _parameter("jobID", "query", {"type": "string"}, "Id of the job", required=True)
     path = _parameter("job_id", "path", {"type": "string"}, "Id of the job", required=True)
@@ -137,6 +148,8 @@ def job_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaCompon
         return {"get": get, "delete": stop}
 
     return {
+        # The same path with a slash: clients that are generated read one content type of each operation.
+        f"{api.endpoint.rstrip('/')}/": {"post": dry_run},
         api.endpoint: {"post": submit, **operations("_by_query", query)},
         f"{api.endpoint.rstrip('/')}/{{job_id}}": operations("", path),
     }
@@ -215,7 +228,6 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
             "timestamp": {"type": "string", "format": "date-time", "description": "When the workload ended"},
         },
     }
-    text = {"text/plain": {"schema": _TEXT}}
     wait = _parameter(
         "wait", "query", {"type": "number", "minimum": 0, "default": 0}, "Seconds to wait for the end of the workload"
     )
@@ -225,12 +237,15 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
         "summary": method.summary or "Send a workload",
         "description": method.description or "The response means that the workload is stored.",
         "requestBody": {
-            "content": {payload.media_type: {"schema": schemas.add(payload.schema), **api.examples}},
+            "content": {
+                each.media_type: {"schema": schemas.add(each.schema), **(api.examples if each is payload else {})}
+                for each in (payload, *payload.alternatives)
+            },
             "required": True,
         },
         "responses": {
             "200": response("The workload is stored", json_content("AcceptedWorkload")),
-            **of_operator(api, text, has_body=True, not_found=""),
+            **of_operator(api, _TEXT_CONTENT, has_body=True, not_found=""),
         },
     }
     get = {
@@ -241,7 +256,9 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
             "200": response(
                 "The workload", {_JSON: {"schema": schemas.register(_class_name(api, "Workload"), workload)}}
             ),
-            **of_operator(api, text, has_body=False, not_found="The API has no workload with this id, or no longer"),
+            **of_operator(
+                api, _TEXT_CONTENT, has_body=False, not_found="The API has no workload with this id, or no longer"
+            ),
         },
     }
     return {api.endpoint: {"post": send}, f"{api.endpoint.rstrip('/')}/{{id}}": {"get": get}}

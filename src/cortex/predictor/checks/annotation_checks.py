@@ -13,7 +13,7 @@ from cortex.errors import Diagnostic
 from cortex.predictor.checks.route_checks import RouteNames
 from cortex.predictor.checks.source_checks import FunctionNode, Scope, Source, arguments_of, scope_of
 from cortex.predictor.interface import GENERATIONS
-from cortex.predictor.interface_rules import nearest
+from cortex.spelling import nearest
 
 #: Subscripts whose strings are values, not names of types.
 _VALUES = frozenset({"Literal"})
@@ -42,7 +42,7 @@ def check_annotations(
     found = []
     routed = [each.function.name for each in RouteNames(source.scope).decorators(members)]
     for name in dict.fromkeys([*generation.select_serving(functions.__contains__), *routed]):
-        for annotation in _payload_annotations(functions[name]):
+        for annotation in _payload_annotations(functions[name], source.scope):
             line, column = source.position(annotation)
             for missing in _names(annotation):
                 if missing in type_only:
@@ -58,8 +58,8 @@ def check_annotations(
     return found
 
 
-def _payload_annotations(function: FunctionNode) -> Iterator[ast.expr]:
-    for argument in arguments_of(function)[1]:
+def _payload_annotations(function: FunctionNode, module: Scope) -> Iterator[ast.expr]:
+    for argument in arguments_of(function, module)[1]:
         if argument.arg == "payload" and argument.annotation is not None:
             yield argument.annotation
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import ApiKind
 from cortex.predictor.checks.source_checks import FunctionNode, Source, scope_of
-from cortex.predictor.interface import GENERATIONS
+from cortex.predictor.interface import GENERATIONS, Generation
 
 #: Names of the argument for the body.
 _PAYLOADS = frozenset({"payload", "sample"})
@@ -27,16 +27,7 @@ class RequestArguments:
 def request_arguments(text: str, interface: str, type_: str, has_models: bool, kind: str) -> RequestArguments | None:
     """Return what the first serving method of a file reads; None if it is not plainly defined there."""
     generation = GENERATIONS[kind, interface, type_, has_models]
-    try:
-        scope = Source(text, "").scope
-    except SyntaxError:
-        return None
-    if generation.class_name is not None:
-        node = scope.classes().get(generation.class_name)
-        if node is None:
-            return None
-        scope = scope_of(node.body)
-    functions = scope.functions()
+    functions = _functions(text, generation)
     serving = generation.select_serving(functions.__contains__)
     for name, verb in serving.items():
         function = functions[name]
@@ -48,6 +39,25 @@ def request_arguments(text: str, interface: str, type_: str, has_models: bool, k
             _keys_read(function, _QUERY) if _QUERY in arguments else (),
         )
     return None
+
+
+def is_inference_only(text: str, interface: str, type_: str, has_models: bool, kind: str) -> bool:
+    """Return whether the class plainly answers the Open Inference Protocol, and nothing else at its endpoint."""
+    generation = GENERATIONS[kind, interface, type_, has_models]
+    is_defined = _functions(text, generation).__contains__
+    return not generation.select_serving(is_defined) and generation.is_inference_only(is_defined)
+
+
+def _functions(text: str, generation: Generation) -> Mapping[str, FunctionNode]:
+    """Return the functions of the class, or of a module without one."""
+    try:
+        scope = Source(text, "").scope
+    except SyntaxError:
+        return {}
+    if generation.class_name is None:
+        return scope.functions()
+    node = scope.classes().get(generation.class_name)
+    return {} if node is None else scope_of(node.body).functions()
 
 
 def _keys_read(function: FunctionNode, name: str) -> tuple[str, ...]:

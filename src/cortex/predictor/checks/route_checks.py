@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from cortex.predictor.checks.source_checks import FunctionNode, Scope
 
 _ARGUMENTS = ("verb", "path")
+_PROPERTIES = frozenset({"property", "cached_property", "functools.cached_property"})
+_UNKNOWN = object()
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,11 @@ class RouteNames:
     """The names by which a module calls the decorator."""
 
     def __init__(self, module: Scope) -> None:
-        self._names: set[str] = set()
-        for name, bindings in module.bindings.items():
-            for binding in bindings:
-                self._names.update(_route_names(name, binding.node))
+        self._names = names_of(module, "cortex", "route")
 
     def is_route(self, decorator: ast.expr) -> bool:
         """Return whether a decorator is `cortex.route`, called or not."""
-        function = decorator.func if isinstance(decorator, ast.Call) else decorator
-        return isinstance(function, ast.Name | ast.Attribute) and ast.unparse(function) in self._names
+        return name_of(decorator) in self._names
 
     def decorators(self, scope: Scope) -> list[RouteDecorator]:
         """Return the decorators of the functions of a class or module, in the order of the file."""
@@ -51,38 +49,68 @@ class RouteNames:
         ]
 
 
-def _route_names(name: str, statement: ast.stmt) -> Iterator[str]:
+def name_of(decorator: ast.expr) -> str:
+    """Return the name of a decorator, called or not; empty for other expressions."""
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else ""
+
+
+def names_of(module: Scope, package: str, function: str) -> set[str]:
+    """Return the names by which a module calls a function of a package."""
+    return {
+        found
+        for name, bindings in module.bindings.items()
+        for binding in bindings
+        for found in _names(name, binding.node, package, function)
+    }
+
+
+def _names(name: str, statement: ast.stmt, package: str, function: str) -> Iterator[str]:
     if isinstance(statement, ast.Import):
         for alias in statement.names:
-            if alias.asname == name and alias.name == "cortex":
-                yield f"{name}.route"
-            elif alias.asname is None and alias.name.partition(".")[0] == name == "cortex":
-                yield "cortex.route"
-    elif isinstance(statement, ast.ImportFrom) and statement.module == "cortex" and not statement.level:
+            if alias.asname == name and alias.name == package:
+                yield f"{name}.{function}"
+            elif alias.asname is None and alias.name.partition(".")[0] == name == package:
+                yield f"{package}.{function}"
+    elif isinstance(statement, ast.ImportFrom) and statement.module == package and not statement.level:
         for alias in statement.names:
-            if alias.name == "route" and (alias.asname or alias.name) == name:
+            if alias.name == function and (alias.asname or alias.name) == name:
                 yield name
 
 
 def _decorator(function: FunctionNode, node: ast.expr) -> RouteDecorator:
-    """Return a decorator with its route, if its arguments are constants."""
+    """Return a decorator with its route, if its arguments are literals."""
+    for other in function.decorator_list:
+        if (name := name_of(other)) in _PROPERTIES:
+            error = RouteError("a property can't be a route, because it is not called", f"remove @{name}")
+            return RouteDecorator(function, other, error=error)
     if not isinstance(node, ast.Call):
         fix = 'write @cortex.route("GET", "/path")'
         return RouteDecorator(function, node, error=RouteError("@cortex.route has no verb and path", fix))
     arguments = dict(zip(_ARGUMENTS, node.args, strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in _ARGUMENTS}
     verb, path = (arguments.get(name) for name in _ARGUMENTS)
-    if path is None and isinstance(verb, ast.Constant) and not any(keyword.arg is None for keyword in node.keywords):
-        shown = verb.value if isinstance(verb.value, str) and verb.value.startswith("/") else "/path"
-        missing = "verb" if shown is verb.value else "path"
+    verb_value, path_value = _literal(verb), _literal(path)
+    is_whole = not any(keyword.arg is None for keyword in node.keywords)
+    if verb is not None and path is None and verb_value is not _UNKNOWN and is_whole:
+        shown = verb_value if isinstance(verb_value, str) and verb_value.startswith("/") else "/path"
+        missing = "verb" if shown is verb_value else "path"
         fix = f'write @cortex.route("GET", "{shown}")'
         return RouteDecorator(function, verb, error=RouteError(f"@cortex.route has no {missing}", fix))
-    if not isinstance(verb, ast.Constant) or not isinstance(path, ast.Constant):
+    if verb is None or path is None or verb_value is _UNKNOWN or path_value is _UNKNOWN:
         return RouteDecorator(function, node)
     try:
-        return RouteDecorator(function, node, parse_route(verb.value, path.value))
+        return RouteDecorator(function, node, parse_route(verb_value, path_value))
     except RouteError as error:
-        return RouteDecorator(function, path if _is_verb(verb.value) else verb, error=error)
+        return RouteDecorator(function, path if _is_verb(verb_value) else verb, error=error)
+
+
+def _literal(node: ast.expr | None) -> object:
+    """Return the value of a literal, also of a list or a tuple; `_UNKNOWN` for what is known only when it runs."""
+    try:
+        return _UNKNOWN if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return _UNKNOWN
 
 
 def _is_verb(value: object) -> bool:

@@ -7,7 +7,9 @@ classes), it reports nothing: the loader makes the same checks on the live class
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +18,9 @@ from importlib.util import find_spec
 
 import cortex
 from cortex.errors import Diagnostic
+from cortex.lifecycle import ApiKind
 from cortex.predictor.applications import ATTRIBUTE
-from cortex.predictor.checks.route_checks import RouteDecorator, RouteNames
+from cortex.predictor.checks.route_checks import RouteDecorator, RouteNames, name_of, names_of
 from cortex.predictor.interface import BATCH_KEY, GENERATIONS, Generation, Signature, for_grpc
 from cortex.predictor.interface_rules import (
     Argument,
@@ -29,14 +32,20 @@ from cortex.predictor.interface_rules import (
     find_foreign_method,
     find_method_of_kind,
     find_problems,
-    nearest,
 )
 from cortex.predictor.routes import repeated, unsupported
+from cortex.spelling import nearest
 
 #: Methods that some kind of API serves; they are never reported as misspellings.
 _SERVING = frozenset(name for row in GENERATIONS.values() for name in row.methods)
 #: Similarity from which a name counts as a misspelling, although it may be a method of the user's own.
 _LIKELY_MISSPELLING = 0.7
+#: Classes of applications → the `type` that serves them.
+_APPLICATIONS = {
+    **dict.fromkeys(("FastAPI", "Starlette", "Litestar", "Quart", "Sanic"), "asgi"),
+    **dict.fromkeys(("Flask", "Bottle"), "wsgi"),
+}
+_NEWLINE = r"\r\n|\r|\n"  #: as in Python; str.splitlines splits at more characters
 #: Longer files hold data rather than code. No other thread runs for seconds while they are parsed.
 MAX_SOURCE_LENGTH = 256 * 1024
 
@@ -76,6 +85,36 @@ def check_source(
         return sorted(names)
     found = checker.check_functions() if generation.class_name is None else checker.check_class(generation.class_name)
     return sorted(found)
+
+
+def find_undecodable_byte(data: bytes, file: str) -> Diagnostic | None:
+    """Return the first byte of a source file that is not text in UTF-8, or in the encoding that its coding line names.
+
+    Not every Python refuses such a byte in a comment: see `is_parsable`.
+    """
+    ascii_data = re.sub(rb"[\x80-\xff]", b"", data)  # tokenize refuses such a byte before the coding line
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(ascii_data).readline)
+        data.decode(encoding)
+    except UnicodeDecodeError as error:
+        lines = re.split(_NEWLINE, data[: error.start].decode(errors="replace"))
+        message = f"is not {encoding.upper()} text (byte 0x{data[error.start]:02x})"
+        fix = "save the file as UTF-8, or name its encoding in the first line: # -*- coding: latin-1 -*-"
+        return Diagnostic(file, len(lines), len(lines[-1]) + 1, "", message, fix)
+    except (SyntaxError, LookupError, UnicodeError):  # no encoding of text, which the import reports
+        pass
+    return None
+
+
+def is_parsable(data: bytes) -> bool:
+    """Return whether this Python can import a file, as far as its syntax and its encoding are concerned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
 
 
 def find_missing_application(text: str, file: str, name: str) -> tuple[str, str] | None:
@@ -184,6 +223,10 @@ class _Checker:
         yield from self._check_member(scope, constructor, generation.constructor_signature)
         for name in serving:
             yield from self._check_member(scope, name, generation.method_signature)
+            for each in self._plain_definitions(scope, name)[-1:]:
+                if generation.kind == ApiKind.ASYNC and is_generator(each):
+                    message = f"{self._of_class}{name}() yields, but the result of a workload must be a dict"
+                    yield self._at(each, message, "return one dict")
         for name, signature in generation.hooks.items():
             yield from self._check_member(scope, name, signature)
 
@@ -206,20 +249,28 @@ class _Checker:
             yield self._at(each.node, message, "change one of the two")
 
     def _check_member(self, scope: Scope, name: str, signature: Signature) -> Iterator[Diagnostic]:
-        """Check one function, if it is plainly defined: once, unconditionally, under decorators that we know."""
-        bindings = scope.bindings.get(name, [])
-        if not bindings or any(binding.conditional for binding in bindings):
+        """Check one function, if it is plainly defined."""
+        nodes = self._plain_definitions(scope, name)
+        if not nodes:
             return
-        nodes = [binding.node for binding in bindings if isinstance(binding.node, FunctionNode)]
-        if len(nodes) != len(bindings) or any(self._has_unknown_decorator(node) for node in nodes):
-            return
+        if name == self._generation.constructor and isinstance(nodes[-1], ast.AsyncFunctionDef):
+            yield self._at(
+                nodes[-1], f"{self._of_class}{name}() is async", f"write `def {name}`: no event loop runs yet"
+            )
         for other in nodes[1:]:
             message = f"{self._of_class}{self._noun} {name} is defined twice, first on line {nodes[0].lineno}"
             yield self._at(other, message, "keep one of the two")
         yield from self._check_signature(nodes[-1], signature)
 
+    def _plain_definitions(self, scope: Scope, name: str) -> list[FunctionNode]:
+        """Return the definitions of a function; none unless all are unconditional, under decorators that we know."""
+        bindings = scope.bindings.get(name, [])
+        nodes = [each.node for each in bindings if isinstance(each.node, FunctionNode) and not each.conditional]
+        is_plain = len(nodes) == len(bindings) and not any(map(self._has_unknown_decorator, nodes))
+        return nodes if is_plain else []
+
     def _check_signature(self, function: FunctionNode, signature: Signature) -> Iterator[Diagnostic]:
-        arguments, nodes = arguments_of(function)
+        arguments, nodes = arguments_of(function, self._scope)
         takes_self = self._generation.class_name is not None
         shown = f"{function.name}({', '.join(map(str, arguments))})"
         decorators = {decorator.id for decorator in function.decorator_list if isinstance(decorator, ast.Name)}
@@ -241,6 +292,15 @@ class _Checker:
         fix = _rename(guess, name) if guess else "define it at the top level of the file"
         return self._at_name(self._scope, guess, None, message, fix)
 
+    def _application(self) -> tuple[str, str, ast.stmt] | None:
+        """Return the variable of an application in the module, the type that serves it, and its statement."""
+        for variable, bindings in self._scope.bindings.items():
+            match bindings[-1].node:
+                case ast.Assign(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) as node:
+                    if name in _APPLICATIONS:
+                        return variable, _APPLICATIONS[name], node
+        return None
+
     def _missing_class(self, name: str) -> Diagnostic:
         message = f"class {name} is not defined"
         classes = self._scope.classes()
@@ -250,19 +310,48 @@ class _Checker:
             return Diagnostic(
                 self._file, 0, 0, "", message, 'write "app: app" in cortex.yaml to serve app of this file'
             )
+        if application := self._application():
+            variable, type_, node = application
+            fix = f'write "type: {type_}" and "app: {variable}" in cortex.yaml to serve {variable} of this file'
+            return self._at(node, message, fix)
+        if service := self._bentoml_service(name, classes):
+            return self._at(service[0], message, service[1])
         guess = nearest(name, classes) or self._class_that_serves(classes)
         if guess:
             return self._at(classes[guess], message, _rename(guess, name))
+        method = next(iter(self._generation.methods), None)
         for other, class_node in classes.items():
-            if foreign := find_foreign_method(self._generation, scope_of(class_node.body).functions()):
-                method = next(iter(self._generation.methods))
+            foreign = find_foreign_method(self._generation, scope_of(class_node.body).functions())
+            if foreign and method is not None:
                 fix = f"{_rename(other, name)}; {foreign[1]}: name it {method}"
                 return self._at(class_node, message, fix)
         functions = GENERATIONS["RealtimeAPI", "functions", "python", False]
         for function, node in self._scope.functions().items():
-            if function in functions.methods:
-                return self._at(node, message, f"functions of the module belong to {functions.yaml_form}")
+            if function in functions.methods and method is not None:
+                shown = ", ".join(("self", *(self._generation.method_signature.required or ("payload",))))
+                older = f"functions of the module belong to {functions.yaml_form}, an older form"
+                return self._at(node, message, f"define it with {method}({shown}); {older}")
         return Diagnostic(self._file, 0, 0, "", message, "define it at the top level of the file")
+
+    def _bentoml_service(self, name: str, classes: Mapping[str, ast.ClassDef]) -> tuple[ast.ClassDef, str] | None:
+        """Return a class that is a service of BentoML, and how to make it the class `name`."""
+        services, apis = (names_of(self._scope, "bentoml", function) for function in ("service", "api"))
+        method = next(iter(self._generation.methods), None)
+        for other, node in classes.items():
+            service = next((name_of(each) for each in node.decorator_list if name_of(each) in services), None)
+            if service is None:
+                continue
+            fix = f"{_rename(other, name)}, and remove @{service}"
+            decorators = (
+                (function.name, name_of(decorator))
+                for function in scope_of(node.body).functions().values()
+                for decorator in function.decorator_list
+            )
+            for function, decorator in decorators:
+                if decorator in apis and method is not None:
+                    return node, f"{fix}; {function} belongs to BentoML: name it {method}, and remove @{decorator}"
+            return node, fix
+        return None
 
     def _class_that_serves(self, classes: Mapping[str, ast.ClassDef]) -> str | None:
         for name, node in classes.items():
@@ -417,7 +506,7 @@ class Source:
             raise SyntaxError(f"longer than {MAX_SOURCE_LENGTH} characters")
         text = text.removeprefix("\ufeff")
         self.text = text
-        self._lines = re.split(r"\r\n|\r|\n", text)  # as Python does; str.splitlines splits at more characters
+        self._lines = re.split(_NEWLINE, text)
         if "\0" in text:
             line = text.count("\n", 0, text.index("\0")) + 1
             raise SyntaxError("the file contains a NUL byte: it is not text", (file, line, 1, None))
@@ -475,22 +564,35 @@ def members_of(module: Scope, node: ast.ClassDef, seen: frozenset[str] = frozens
     return Scope(bindings, own.is_open), is_complete
 
 
-def arguments_of(function: FunctionNode) -> tuple[list[Argument], list[ast.arg]]:
-    """Return the declared arguments and their nodes, in the same order."""
+def arguments_of(function: FunctionNode, module: Scope) -> tuple[list[Argument], list[ast.arg]]:
+    """Return the declared arguments of a function of a module and their nodes, in the same order."""
     declared = function.args
     plain = declared.posonlyargs + declared.args
-    optional_from = len(plain) - len(declared.defaults)
+    defaults = [*[None] * (len(plain) - len(declared.defaults)), *declared.defaults]
     found: list[tuple[Argument, ast.arg]] = []
-    for index, node in enumerate(plain):
+    for index, (node, default) in enumerate(zip(plain, defaults, strict=True)):
         kind = ArgumentKind.POSITIONAL_ONLY if index < len(declared.posonlyargs) else ArgumentKind.ORDINARY
-        found.append((Argument(node.arg, kind, index >= optional_from), node))
+        found.append((Argument(node.arg, kind, default is not None, _fastapi_default(default, module)), node))
     if declared.vararg:
         found.append((Argument(declared.vararg.arg, ArgumentKind.STAR), declared.vararg))
     for node, default in zip(declared.kwonlyargs, declared.kw_defaults, strict=True):
-        found.append((Argument(node.arg, ArgumentKind.KEYWORD_ONLY, default is not None), node))
+        kind = ArgumentKind.KEYWORD_ONLY
+        found.append((Argument(node.arg, kind, default is not None, _fastapi_default(default, module)), node))
     if declared.kwarg:
         found.append((Argument(declared.kwarg.arg, ArgumentKind.DOUBLE_STAR), declared.kwarg))
     return [argument for argument, _ in found], [node for _, node in found]
+
+
+def _fastapi_default(default: ast.expr | None, module: Scope) -> str:
+    """Return the function of FastAPI that a default calls, if that is plain from the imports; empty otherwise."""
+    match default:
+        case ast.Call(func=ast.Name(id=name)):
+            imports = [each.node for each in module.bindings.get(name, ()) if isinstance(each.node, ast.ImportFrom)]
+            from_fastapi = [alias for each in imports if each.module == "fastapi" for alias in each.names]
+            return next((alias.name for alias in from_fastapi if (alias.asname or alias.name) == name), "")
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="fastapi"), attr=name)):
+            return name if "fastapi" in module.bindings else ""
+    return ""
 
 
 def is_generator(function: FunctionNode) -> bool:

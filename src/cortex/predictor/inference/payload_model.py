@@ -108,7 +108,12 @@ def _inputs_of(payload_type: PayloadType) -> tuple[TensorSignature, ...] | None:
         datatypes = {name: _DATATYPES.get(field.get("type")) for name, field in properties.items()}
         if payload_type.schema.get("type") != "object" or not datatypes:
             return None
-        columns = [TensorSignature(name, datatype, (-1,)) for name, datatype in datatypes.items() if datatype]
+        required = payload_type.schema.get("required", ())
+        columns = [
+            TensorSignature(name, datatype, (-1,), optional=name not in required)
+            for name, datatype in datatypes.items()
+            if datatype
+        ]
         return tuple(columns) if len(columns) == len(datatypes) else None
     arrays = sys.modules.get("cortex.payloads.annotated_arrays")  # it is not imported for other annotations
     if arrays is None or not isinstance(payload_type, arrays.ArrayType | arrays.FrameType):

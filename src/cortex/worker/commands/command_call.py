@@ -35,7 +35,6 @@ _NS_PER_S = 1_000_000_000
 #: Size of a response's head. Longer ones could fill the memory of this process.
 _MAX_HEAD_BYTES = 512 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 GOING_AWAY, RESTART = 1001, 1012
 
@@ -54,7 +53,7 @@ class CommandCall:
         self.status = 0  #: of the response; 0 until it has begun
         self._server = server
         self._connection = connection
-        self._loop = server.upstreams.loop
+        self._loop = server.upstream.loop
         self._deadline_ns = deadline_ns  #: monotonic; moves with each byte of the response
         self._connect_until = self._loop.time() + min(_CONNECT_S, server.timeout_s)
         self._on_over = on_over
@@ -66,8 +65,6 @@ class CommandCall:
         self._head = b""  #: until it is sent
         self._waits_for_body = False
         self._is_sent = False
-        self._sent_head = b""
-        self._is_repeatable = False  #: the whole request is in its head, and the server may get it twice
         # The response.
         self._parser = HttpResponseParser(self)
         self._headers: list[Header] = []
@@ -90,7 +87,7 @@ class CommandCall:
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         self._waits_for_body = not self._is_chunked and not self._is_upgrade and int(length) <= _WHOLE_BODY_BYTES
         connection.begin(_NEVER_NS)
-        self._upstream: UpstreamConnection = self._server.upstreams.acquire(self)
+        self._upstream: UpstreamConnection = self._server.upstream.connect(self)
         self._timer = self._loop.call_later(self._delay_s(), self._check)
         self._send_request()
 
@@ -131,8 +128,6 @@ class CommandCall:
         if self._is_chunked:
             body = framed_chunk(body) + (b"0\r\n\r\n" if is_complete else b"")
         self._is_sent = is_complete
-        self._is_repeatable = bool(head) and is_complete and not body and self._method in _SAFE_METHODS
-        self._sent_head = head
         self._upstream.send(head + body)
         self._touch()
 
@@ -160,9 +155,6 @@ class CommandCall:
                 self._connection.close()  # the response is cut off
             else:
                 self._finish()
-        elif self._upstream.is_reused and self._is_repeatable:
-            self._upstream = self._server.upstreams.connect(self)
-            self._upstream.send(self._sent_head)
         else:
             self._timer.cancel()
             self._timer = self._loop.call_later(_DEATH_S, self._lost)
@@ -255,7 +247,7 @@ class CommandCall:
                 self._respond_error(502, f"{what}; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
                 return
             if self._is_complete and not is_bodiless:
-                self._release()
+                self._end()
                 connection.respond(self.status, None, body, headers)
                 return
             connection.begin_response(self.status, headers, declared_length(self._headers), is_head, body)
@@ -288,8 +280,8 @@ class CommandCall:
             self._connection.close()
 
     def _finish(self) -> None:
-        """End the response, which is complete; the server's connection may serve the next request."""
-        self._release()
+        """End the response, which is complete."""
+        self._end()
         connection = self._connection
         if self._is_upgraded:
             connection.finish()
@@ -328,20 +320,11 @@ class CommandCall:
             self._end()
             self._connection.finish()
 
-    def _release(self) -> None:
-        """Keep the server's connection if the response has left it usable, and end the call."""
-        is_reusable = self._is_complete and self._is_sent and not (self._is_upgraded or self._has_excess)
-        is_reusable = is_reusable and self._parser.should_keep_alive()
-        if is_reusable:
-            self._server.upstreams.release(self._upstream)
-        self._end(closes=not is_reusable)
-
-    def _end(self, closes: bool = True) -> None:
+    def _end(self) -> None:
         if self._is_over:
             return
         self._is_over = True
         self._timer.cancel()
-        if closes:
-            self._upstream.close()
+        self._upstream.close()
         self._connection.call_over()  # of a client that has disconnected
         self._on_over(self)

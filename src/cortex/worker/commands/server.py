@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.command_process import CommandProcess
-from cortex.worker.commands.upstream import Address, UpstreamPool
+from cortex.worker.commands.upstream import Address, Upstream
 from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
@@ -54,7 +54,7 @@ class CommandServer:
         self.connections = ConnectionPool(
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, CommandConnection
         )
-        self.upstreams = UpstreamPool(loop, address, memoryview(bytearray(READ_BYTES)))
+        self.upstream = Upstream(loop, address, memoryview(bytearray(READ_BYTES)))
         self.strips_prefix = spec.strip_prefix
         self.answered_at = time.monotonic()  #: when the server last answered anything
         self.is_stopping = False

@@ -1,13 +1,12 @@
-"""Connections to the server of a command, kept open between requests.
+"""Connections to the server of a command, one for each request.
 
-A connection has one request at a time. It is closed a moment after its last response: servers close idle connections
-too, some after two seconds, and a request that meets the close would be lost. Others serve one connection at a time.
+None is kept for a second request. Servers close idle connections when they like, and a request that meets the close
+would be lost, or run twice if it were repeated. Some serve one connection at a time, which others would wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections import deque
@@ -19,61 +18,23 @@ if TYPE_CHECKING:
 #: Address of a server: the path of a unix socket, or host and port.
 Address = str | tuple[str, int]
 
-#: An idle connection is closed after this time.
-_IDLE_S = 0.5
 #: Interval of attempts to connect while the server accepts no connection.
 _RETRY_S = 0.02
 
 
-class UpstreamPool:
-    """The connections of this process to the server of its command. Event-loop thread only."""
+class Upstream:
+    """The server of the command. Event-loop thread only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, buffer: memoryview) -> None:
         self.loop = loop
         self.address = address
         self.buffer = buffer
-        self._idle: deque[UpstreamConnection] = deque()  #: the least recently used first
-        self._timer: asyncio.TimerHandle | None = None
-
-    def acquire(self, receiver: CommandCall) -> UpstreamConnection:
-        """Return a connection for a request: the one used last, or a new one."""
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_quiet():
-                connection.receiver = receiver
-                connection.is_reused = True
-                return connection
-            connection.close()
-        return self.connect(receiver)
 
     def connect(self, receiver: CommandCall) -> UpstreamConnection:
         """Return a new connection for a request."""
         connection = UpstreamConnection(self, receiver)
         connection.connect()
         return connection
-
-    def release(self, connection: UpstreamConnection) -> None:
-        """Keep a connection after the end of its request."""
-        connection.receiver = None
-        connection.idle_since = self.loop.time()
-        connection.resume()
-        self._idle.append(connection)
-        if self._timer is None:
-            self._timer = self.loop.call_later(_IDLE_S, self._close_idle)
-
-    def _close_idle(self) -> None:
-        self._timer = None
-        while self._idle:
-            delay_s = self._idle[0].idle_since + _IDLE_S - self.loop.time()
-            if delay_s > 0:
-                self._timer = self.loop.call_later(delay_s, self._close_idle)
-                return
-            self._idle.popleft().close()
-
-    def remove(self, connection: UpstreamConnection) -> None:
-        """Forget an idle connection."""
-        with contextlib.suppress(ValueError):
-            self._idle.remove(connection)
 
 
 class UpstreamConnection:
@@ -86,22 +47,18 @@ class UpstreamConnection:
         "_is_open",
         "_is_reading",
         "_loop",
-        "_pool",
+        "_receiver",
         "_sock",
+        "_upstream",
         "error",
-        "idle_since",
-        "is_reused",
-        "receiver",
     )
 
-    def __init__(self, pool: UpstreamPool, receiver: CommandCall) -> None:
-        self.receiver: CommandCall | None = receiver  #: None: idle
-        self.idle_since = 0.0
-        self.is_reused = False  #: it has had an earlier request
+    def __init__(self, upstream: Upstream, receiver: CommandCall) -> None:
         self.error = ""  #: of the last attempt to connect
-        self._pool = pool
-        self._loop = pool.loop
-        self._sock = _new_socket(pool.address)
+        self._receiver = receiver
+        self._upstream = upstream
+        self._loop = upstream.loop
+        self._sock = _new_socket(upstream.address)
         self._fd = self._sock.fileno()
         self._backlog: deque[memoryview] = deque()
         self._is_open = True
@@ -117,24 +74,14 @@ class UpstreamConnection:
         """Return the number of bytes that the server has not taken yet."""
         return sum(map(len, self._backlog))
 
-    def is_quiet(self) -> bool:
-        """Return whether the server has neither closed the connection nor sent anything that was not read."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
     def connect(self) -> None:
         """Connect; repeat it while the server refuses. The receiver limits the time."""
         if not self._is_open:
             return
         try:
-            self._sock.connect(self._pool.address)
+            self._sock.connect(self._upstream.address)
         except BlockingIOError as error:
-            if isinstance(self._pool.address, str):  # the server's backlog is full
+            if isinstance(self._upstream.address, str):  # the server's backlog is full
                 self._connect_later(error)
             else:
                 self._loop.add_writer(self._fd, self._on_connected)
@@ -146,7 +93,7 @@ class UpstreamConnection:
     def _connect_later(self, error: OSError) -> None:
         self.error = error.strerror or str(error)
         self._sock.close()
-        self._sock = _new_socket(self._pool.address)
+        self._sock = _new_socket(self._upstream.address)
         self._fd = self._sock.fileno()
         self._loop.call_later(_RETRY_S, self.connect)
 
@@ -194,8 +141,7 @@ class UpstreamConnection:
             self._loop.add_writer(self._fd, self._on_writable)
         except OSError:
             self._backlog.clear()
-        if self.receiver is not None:
-            self.receiver.on_sent()
+        self._receiver.on_sent()
 
     def resume(self) -> None:
         """Read what the server sends."""
@@ -211,20 +157,16 @@ class UpstreamConnection:
 
     def _on_readable(self) -> None:
         try:
-            size = self._sock.recv_into(self._pool.buffer)
+            size = self._sock.recv_into(self._upstream.buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             size = 0
-        receiver = self.receiver
-        if receiver is None:
-            self._pool.remove(self)
-            self.close()
-        elif size:
-            receiver.on_data(self._pool.buffer[:size])
+        if size:
+            self._receiver.on_data(self._upstream.buffer[:size])
         else:
             self.close()
-            receiver.on_end()
+            self._receiver.on_end()
 
     def close(self) -> None:
         """Close the connection; the server notices it."""

@@ -38,7 +38,7 @@ from cortex.worker.monitoring.exchange_writer import open_exchange_writer
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.orphan import Inheritance
-from cortex.worker.request_worker import connect_supervisor
+from cortex.worker.request_worker import WorkerContext, connect_supervisor
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure
@@ -71,23 +71,16 @@ def run_command_worker(
         process.kill()
         channel.send("ended", wait_status=process.wait_status)
         return 1
-    return _serve(spec, index, process, address, loop, channel, shared_state, inheritance)
-
-
-def _serve(
-    spec: ReplicaSpec,
-    index: int,
-    process: CommandProcess,
-    address: Address,
-    loop: asyncio.AbstractEventLoop,
-    channel: Channel,
-    shared_state: SharedConnectionState,
-    inheritance: Inheritance,
-) -> int:
     file, tracing = open_metrics(spec, index), open_tracing(spec, index)
-    server = CommandServer(spec, process, address, loop, shared_state, file, tracing)
+    context = WorkerContext(spec, channel, shared_state, inheritance, file, tracing)
+    return _serve(context, process, address, loop)
+
+
+def _serve(context: WorkerContext, process: CommandProcess, address: Address, loop: asyncio.AbstractEventLoop) -> int:
+    spec, channel, file, tracing = context.spec, context.channel, context.file, context.tracing
+    server = CommandServer(spec, process, address, loop, context.shared_state, file, tracing)
     exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
-    orphan = connect_supervisor(server, loop, channel, inheritance, partial(server.stop, loop.stop))
+    orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
     tasks = [loop.create_task(_report_end(process, server, channel, loop))]
     if spec.readiness is not None:
         tasks.append(loop.create_task(_watch(spec, server, address, channel)))

@@ -29,7 +29,7 @@ from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.worker.orphan import Inheritance
-from cortex.worker.request_worker import serve
+from cortex.worker.request_worker import WorkerContext, serve
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec, parse_limits
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure, set_environment
@@ -135,7 +135,8 @@ def _run_worker(
         return 1
     if not channel.send("forked", pid=os.getpid()):
         return 1  # the slot has been stopped
-    return serve(spec, predictor, channel, of_worker.shared_state, file, tracing, of_worker.inheritance)
+    context = WorkerContext(spec, channel, of_worker.shared_state, of_worker.inheritance, file, tracing)
+    return serve(context, predictor)
 
 
 def _take_output(descriptors: WorkerDescriptors) -> None:

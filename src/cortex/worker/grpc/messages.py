@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from cortex.predictor.protobuf import BoundRpc
+from cortex.predictor.protobuf import BoundRpc, is_json_object
 from cortex.worker.grpc.wire import RpcError
 
 
@@ -29,6 +29,9 @@ def parse_message(rpc: BoundRpc, data: bytes) -> Any:
 def parse_json(rpc: BoundRpc, data: bytes) -> Any:
     """Return the message of a request in JSON. Raises: RpcError."""
     message = rpc.request_class()
+    if is_json_object(message.DESCRIPTOR) and not data.lstrip().startswith(b"{"):
+        # protobuf takes an empty array or text for an empty message.
+        raise _invalid(message, grpc.StatusCode.INVALID_ARGUMENT, "it must be a JSON object")
     try:
         json_format.Parse(data, message)
     except (json_format.ParseError, UnicodeDecodeError) as error:
@@ -36,7 +39,7 @@ def parse_json(rpc: BoundRpc, data: bytes) -> Any:
     return message
 
 
-def _invalid(message: Any, code: grpc.StatusCode, error: Exception) -> RpcError:
+def _invalid(message: Any, code: grpc.StatusCode, error: Exception | str) -> RpcError:
     return RpcError(code, f"the request is not a valid {message.DESCRIPTOR.full_name}: {error}")
 
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import re
 import socket
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from httptools import HttpRequestParser
+from httptools import HttpParserInvalidMethodError, HttpRequestParser
 
 from cortex.payloads.openai_errors import is_openai_path, openai_error_body
 from cortex.worker.http.cancellation import CLIENTS
@@ -42,6 +43,9 @@ Header = tuple[bytes, bytes]
 
 #: Header by which the gateway authenticates itself over TCP. The supervisor checks it; user code never sees it.
 SECRET_HEADER = b"x-cortex-gateway"
+
+_VERB = re.compile(rb"[A-Za-z-]+ ")
+_REQUEST_ID = re.compile(rb"\r\nx-cortex-request-id: *([!-~]+)", re.IGNORECASE)
 
 #: Size of the receive buffer that all connections share; a new buffer per read would cost page faults.
 READ_BYTES = 256 * 1024
@@ -113,10 +117,22 @@ class ConnectionPool:
         """Return whether any connection has a request."""
         return any(not connection.is_idle for connection in self._connections)
 
-    def add(self, sock: socket.socket, index: int, on_close: Callable[[Connection], None], again: bool = False) -> None:
-        """Serve a connection; with `again`, begin with the request that a previous process had when it died."""
+    def add(
+        self,
+        sock: socket.socket,
+        index: int,
+        on_close: Callable[[Connection], None],
+        again: bool = False,
+        once: bool = False,
+    ) -> None:
+        """Serve a connection; with `again`, begin with the request that a previous process had when it died.
+
+        With `once`, close it after one response.
+        """
         sock.setblocking(False)
         connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
+        if once:
+            connection.close_after_response()
         self._connections[connection] = None
         if self._on_release is not None:
             self._release(connection)
@@ -209,6 +225,7 @@ class Connection:
         "_flushed",
         "_handle",
         "_headers_read",
+        "_is_chunked",
         "_journal",
         "_loop",
         "_on_close",
@@ -225,6 +242,7 @@ class Connection:
         "_state",
         "_unparsed_bytes",
         "_whole",
+        "_whole_head",
         "arrived_ns",
         "batched_ns",
         "compared",
@@ -273,7 +291,7 @@ class Connection:
         self._handle = pool.handle
         self._buffer = pool.buffer
         self._clients = (self,)
-        self._parser_is_behind = True
+        self._parser_is_behind = True  #: it can't read the next request
         self._whole = b""  #: the body, while its rest is read past the parser
         self._rest: memoryview | None = None  #: the part of `_whole` that is still to be read
         self._state = _IDLE
@@ -431,6 +449,18 @@ class Connection:
         self._sock.close()
         self._pool.remove(self)
 
+    def break_off(self) -> None:
+        """Close in the middle of a response, after what was sent of it.
+
+        The gateway counts the request until its client has read that. Until then the connection is that of a slow
+        client, whose call slot is lent to another request.
+        """
+        if self.open and self._backlog:
+            self._close_after = True
+            self._set_state(_DRAINING)
+        else:
+            self.close()
+
     def close(self) -> None:
         """Close immediately, by a shutdown that the peer sees although the supervisor has a duplicate."""
         if not self.open:
@@ -462,6 +492,10 @@ class Connection:
     def _set_state(self, state: ConnectionState) -> None:
         self._state = state
         self._shared.set_state(self.index, state)
+
+    def close_after_response(self) -> None:
+        """Close the connection once the next response is sent."""
+        self._close_after = True
 
     # Reading. The parser calls the on_… methods.
 
@@ -535,11 +569,19 @@ class Connection:
     def _feed(self, size: int) -> None:
         try:
             self._parser.feed_data(self._buffer[:size])
-        except Exception:  # of httptools, or raised by one of the callbacks
+        except Exception as error:  # of httptools, or raised by one of the callbacks
             if self.open and self._state is _READING and not self._refused:
-                self._refuse(400, "the request is not valid HTTP")
+                self._refuse(*self._problem(error, size))
         if self._state is _READING:
             self._bypass_parser()
+
+    def _problem(self, error: Exception, size: int) -> tuple[int, str]:
+        """Return status and message for a request that can't be parsed."""
+        if not isinstance(error, HttpParserInvalidMethodError) or not _VERB.match(self._buffer[:size]):
+            return 400, "the request is not valid HTTP"
+        if found := _REQUEST_ID.search(self._buffer[:size]):  # the parser has stopped before the headers
+            self.request_id = self.log_id = found[1]
+        return 501, "the verb of the request is unknown"
 
     def _bypass_parser(self) -> None:
         """Read the rest of an incomplete request without the parser, if it is a large part of a body."""
@@ -597,8 +639,18 @@ class Connection:
 
     def on_message_complete(self) -> None:
         """Pass the complete request to the application."""
+        self._replace_ended_parser()
         if not self._refused:
             self._handle(self)
+
+    def _replace_ended_parser(self) -> None:
+        """Read the next request with another parser, if this one takes the request that is complete for the last one.
+
+        It does so for `Proxy-Connection: close`, and for `Connection: close` in a trailer: these come from the client,
+        and do not end the connection of the gateway.
+        """
+        if not self._parser.should_keep_alive():
+            self._parser_is_behind = True
 
     def _refuse_body(self) -> None:
         self._refuse(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
@@ -622,6 +674,8 @@ class Connection:
         self._body_bytes = 0
         self._unparsed_bytes = 0  #: of a body that is passed on in parts, still to be read past the parser
         self._headers_read = False
+        self._is_chunked = False  #: the response is sent in chunks
+        self._whole_head = b""  #: of a stream whose status has no body: the response, which is sent at its end
         if self._parser_is_behind:
             self._parser = HttpRequestParser(self)
             self._parser_is_behind = False
@@ -673,31 +727,34 @@ class Connection:
     ) -> None:
         """Begin a response of unknown length; its first chunk goes with its head if it is small."""
         if self.open:
-            self._close_after = status in BODILESS  # its chunks must not be parsed as the next response
             if self._exchanges is not None:
                 self._answer = self._exchanges.begin(self, status, media_type, headers)
-            timing = self._last_headers(status)
+            head = response_head(status, media_type, headers)
+            end = b"\r\n" if status in BODILESS else self._frame_body()
+            head += self._last_headers(status) + end
             self._set_state(ConnectionState.ANSWERING)
-            head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (response_head(status, media_type, headers), timing)
+            if status in BODILESS:  # the gateway may send the next request as soon as it has the head
+                self._whole_head = head
+                return
             if len(chunk) < JOIN_BYTES:
                 if self._answer is not None:
                     self._answer.append(chunk)
-                self._send(head + framed_chunk(chunk))
+                self._send(head + self._framed(chunk))
             else:
                 self._send(head)
                 self.stream(chunk)
 
     def stream(self, chunk: bytes) -> None:
         """Write a chunk of a response of unknown length."""
-        if self.open and chunk:
+        if self.open and chunk and not self._whole_head:
             if self._answer is not None:
                 self._answer.append(chunk)
-            self._send(framed_chunk(chunk))
+            self._send(self._framed(chunk))
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
         if self.open:
-            self._send(b"0\r\n\r\n")
+            self._send(self._whole_head or (b"0\r\n\r\n" if self._is_chunked else b""))
             self._finish_response()
 
     @property
@@ -710,6 +767,21 @@ class Connection:
         if self._backlog and self.open:
             self._flushed = self._flushed or asyncio.Event()
             await self._flushed.wait()
+
+    def _frame_body(self) -> bytes:
+        """Return the end of the head of a response of unknown length.
+
+        HTTP/1.0 has no chunks: there, the end of the connection is that of the body (RFC 9112, section 6.3).
+        """
+        self._is_chunked = self._parser.get_http_version() != "1.0"
+        if self._is_chunked:
+            return b"transfer-encoding: chunked\r\n\r\n"
+        self._close_after = True
+        return b"\r\n"
+
+    def _framed(self, data: bytes) -> bytes:
+        """Return a part of the body as it is sent."""
+        return framed_chunk(data) if self._is_chunked else data
 
     def _last_headers(self, status: int) -> bytes:
         """Count the response; return its last header lines: `Server-Timing`, and that the connection closes if it does.

@@ -13,7 +13,7 @@ from typing import Protocol
 from httptools import HttpParserUpgrade
 
 from cortex.recording.exchange import MAX_BODY_BYTES
-from cortex.worker.http.connection import BODILESS, JOIN_BYTES, Connection, Header, framed_chunk, response_head
+from cortex.worker.http.connection import BODILESS, JOIN_BYTES, Connection, Header, response_head
 from cortex.worker.shared_state import ConnectionState
 
 #: The connection is not read while more bytes than this wait for the application.
@@ -37,7 +37,7 @@ class StreamingConnection(Connection):
 
     _request: list[bytes] | None  #: copy of the body for a recording
 
-    __slots__ = ("_has_length", "_is_bodiless", "_is_upgraded", "_request", "call", "is_complete", "is_upgrade")
+    __slots__ = ("_is_bodiless", "_is_upgraded", "_request", "call", "is_complete", "is_upgrade")
 
     # The request.
 
@@ -101,6 +101,7 @@ class StreamingConnection(Connection):
 
     def on_message_complete(self) -> None:
         """Note that the body is complete."""
+        self._replace_ended_parser()
         self.is_complete = True
         if self.call is not None:
             self.call.wake()
@@ -121,9 +122,9 @@ class StreamingConnection(Connection):
             self._parser.feed_data(self._buffer[:size])
         except HttpParserUpgrade:
             pass  # clients send nothing more before the response
-        except Exception:  # of httptools, or raised by one of the callbacks
+        except Exception as error:  # of httptools, or raised by one of the callbacks
             if self.open and not self._refused:
-                self._fail(400, "the request is not valid HTTP")
+                self._fail(*self._problem(error, size))
         if not self.is_complete:
             self._bypass_parser()
 
@@ -143,7 +144,7 @@ class StreamingConnection(Connection):
         self.is_complete = False  #: the whole body has arrived; some of it may wait to be taken
         self.is_upgrade = False  #: the client asks for a WebSocket
         self._is_upgraded = False
-        self._has_length = self._is_bodiless = False
+        self._is_bodiless = False
 
     # Writing.
 
@@ -155,24 +156,21 @@ class StreamingConnection(Connection):
     def begin_response(
         self, status: int, headers: tuple[Header, ...], length: int | None, is_head: bool, body: bytes
     ) -> None:
-        """Write the head of a response and the first part of its body, which is sent in chunks if `length` is None."""
+        """Write the head of a response and the first part of its body; `length` is None if it is not known."""
         if not self.open:
             return
-        self._has_length = length is not None
         self._is_bodiless = is_head or status in BODILESS
         if self._request is not None and self._exchanges is not None and not is_head:
             self._answer = self._exchanges.begin(self, status, None, headers)
         if self._is_bodiless or length == len(body):
             self._close_if_incomplete()
-        timing = self._last_headers(status)
-        self._set_state(ConnectionState.ANSWERING)
         head = response_head(status, None, headers)
         if length is not None:
-            start = b"%b%bcontent-length: %d\r\n\r\n" % (head, timing, length)
-        elif self._is_bodiless:
-            start = b"%b%b\r\n" % (head, timing)
+            end = b"content-length: %d\r\n\r\n" % length
         else:
-            start = b"%b%btransfer-encoding: chunked\r\n\r\n" % (head, timing)
+            end = b"\r\n" if self._is_bodiless else self._frame_body()
+        start = head + self._last_headers(status) + end
+        self._set_state(ConnectionState.ANSWERING)
         self._write(start, body)
 
     def write_body(self, data: bytes) -> None:
@@ -183,10 +181,7 @@ class StreamingConnection(Connection):
         """Write `start` and a part of the body, together if the part is small."""
         if self._answer is not None and not self._is_bodiless:
             self._answer.append(data)
-        if self._is_bodiless:
-            data = b""
-        elif not self._has_length:
-            data = framed_chunk(data)
+        data = b"" if self._is_bodiless else self._framed(data)
         if len(data) < JOIN_BYTES:
             start, data = start + data, b""
         if start:
@@ -196,10 +191,10 @@ class StreamingConnection(Connection):
 
     def end_response(self) -> None:
         """End the body; the connection is then ready for the next request."""
-        if self._has_length or self._is_bodiless:
-            self._finish_response()
-        else:
+        if self._is_chunked:
             self.end_stream()
+        else:
+            self._finish_response()
 
     def upgrade(self, head: bytes) -> None:
         """Write the head that switches to another protocol; what arrives from now on goes to `receive_data`."""

@@ -170,7 +170,8 @@ class Caller:
         if isinstance(error, V2Error):
             return FailedCall(error.status, str(error))
         if isinstance(error, PayloadError):
-            return FailedCall(422, str(error), fields={"detail": error.detail})
+            detail = error.as_openai_detail if connection.has_openai_errors else error.detail
+            return FailedCall(422, str(error), fields={"detail": detail})
         refused = self.refuse(connection, error)
         if refused is not None:
             return refused

@@ -14,7 +14,7 @@ import math
 import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -24,6 +24,7 @@ import orjson
 from cortex.errors import UserError
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
+from cortex.payloads.validation import payload_error
 from cortex.predictor.binding import Bodies
 from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
 
@@ -62,11 +63,12 @@ _FIXES = {
     "builtins.frozenset": "return a list: list(value)",
     "builtins.bytes": "decode it, or encode it with base64",
     "builtins.complex": "return its real and imaginary parts",
-    "decimal.Decimal": "return float(value) or str(value)",
     "torch.Tensor": "return value.tolist()",
     "tensorflow.EagerTensor": "return value.numpy()",
     "PIL.Image": "save it to bytes and return those",
 }
+#: Modules whose values become the same texts as in a pydantic model: `Decimal`, `IPv4Address`, `Path`.
+_TEXT_MODULES = frozenset(("decimal", "ipaddress", "pathlib"))
 _NUMBERS = frozenset(
     ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
     + ("bool", "bool_")  # numpy 2 and numpy 1
@@ -94,10 +96,14 @@ _new_encoded = tuple.__new__
 
 
 def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TYPE) -> Any:
-    """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody."""
-    if content_type == JSON:
+    """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody, PayloadError."""
+    if content_type == JSON and bodies is not Bodies.FORM_ONLY:
         return _parse_json(body)
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    if bodies is Bodies.FORM_ONLY and kind != FORM and not kind.startswith(_MULTIPART):
+        raise payload_error(
+            "form_type", "Input should be a form: multipart/form-data or application/x-www-form-urlencoded"
+        )
     if kind == JSON:
         return _parse_json(body)
     if bodies is Bodies.JSON_ONLY:
@@ -121,7 +127,7 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
         return _parse_typed_json(payload_type, body)
     kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
     if payload_type.is_raw:
-        return body
+        return body or payload_type.from_nothing()
     if not body:
         return payload_type.from_nothing()
     if kind.startswith(_MULTIPART):
@@ -422,7 +428,13 @@ class _PlainCopy:
             return None if is_nat else str(value) if isinstance(value, UUID) else value.isoformat()
         if hasattr(type(value), "__pydantic_serializer__"):
             return self._convert_model(value, path)
+        if type(value).__module__ in _TEXT_MODULES or isinstance(value, timedelta):
+            from pydantic_core import to_jsonable_python  # noqa: PLC0415 - few results have such values
+
+            return to_jsonable_python(value)
         library_name = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        if library_name == "pandas.NAType":
+            return None
         if library_name in ("pandas.DataFrame", "pandas.Series"):
             if library_name == "pandas.DataFrame" and not value.columns.is_unique:
                 repeated = value.columns[value.columns.duplicated()][0]

@@ -32,7 +32,7 @@ from cortex.worker.requests.inference_batching import InferenceCaller, joined_me
 from cortex.worker.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.worker.requests.payload import JSON, encode_json
 from cortex.worker.requests.runner import Runner, blocked_grace_ns
-from cortex.worker.requests.streaming import ResponseStream, open_response
+from cortex.worker.requests.streaming import ResponseStream, annotated_media_type, open_response
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec, RequestLimits
 
@@ -254,7 +254,7 @@ class MethodServer:
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
         started_ns = time.monotonic_ns()
         connection.enter(outcome.method.name)
-        self._stream(connection).run(outcome.value)
+        self._stream(connection, outcome.method).run(outcome.value)
         duration_ns = time.monotonic_ns() - started_ns
         self._runner.wake(partial(self._release_stream, connection, duration_ns))
 
@@ -270,7 +270,7 @@ class MethodServer:
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)
             if isinstance(outcome, UnfinishedCall):
-                await self._stream(connection).run_async(outcome.value)
+                await self._stream(connection, outcome.method).run_async(outcome.value)
             elif isinstance(outcome, FailedCall):
                 _respond_failed(connection, outcome)
             else:
@@ -309,7 +309,7 @@ class MethodServer:
             except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
                 _respond_failed(connection, self._caller.fail(connection, type(encoded.response).__name__, error))
                 return
-            await self._stream(connection, opened.status, b"", opened.headers).run_async(opened.chunks)
+            await self._stream(connection, None, opened.status, b"", opened.headers).run_async(opened.chunks)
             self._background.run(lambda: opened.done)
         if completed.background is not None:
             self._background.run(completed.background)
@@ -317,6 +317,7 @@ class MethodServer:
     def _stream(
         self,
         connection: Connection,
+        method: BoundMethod | None,
         status: int = 200,
         media_type: bytes | None = None,
         headers: tuple[Header, ...] = (),
@@ -331,6 +332,7 @@ class MethodServer:
             status,
             media_type,
             headers,
+            annotated_media_type(method) if method is not None else None,
         )
 
     # End.

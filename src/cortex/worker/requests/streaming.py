@@ -1,7 +1,8 @@
 """Streaming responses: chunks of a user's generator, or the body of a starlette response that sends itself.
 
 Chunks are produced on a handler thread or on the event loop. A slow client pauses its generator only once
-`MAX_UNSENT_BYTES` are waiting for it, and is disconnected after the API's timeout without progress.
+`MAX_UNSENT_BYTES` are waiting for it. After the API's timeout without progress, its call ends, and its connection once
+it has read what was sent.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
+from cortex.predictor.binding import BoundMethod
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.connection import Connection, Header
 from cortex.worker.requests.calls import FailedCall
-from cortex.worker.requests.payload import encode_chunk, stream_media_type, validate_head
+from cortex.worker.requests.payload import BYTES, JSON_LINES, TEXT, encode_chunk, stream_media_type, validate_head
 from cortex.worker.requests.runner import Runner
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
+#: Time for a stream to end by itself when it is late, before its process is ended.
+_GRACE_NS = 1_000_000_000
 _NS_PER_S = 1_000_000_000
+#: Content types of streams, by what OpenAPI documents show.
+_ANNOTATED = {"application/x-ndjson": JSON_LINES, "text/plain": TEXT, "application/octet-stream": BYTES}
 
 
 class ResponseStream:
@@ -41,6 +47,7 @@ class ResponseStream:
         status: int = 200,
         media_type: bytes | None = None,  # None: determined by the first chunk; empty: one of `headers`
         headers: tuple[Header, ...] = (),
+        media_type_if_empty: bytes | None = None,  # used without chunks, if `media_type` is None
     ) -> None:
         self._connection = connection
         self._runner = runner
@@ -52,6 +59,7 @@ class ResponseStream:
         self._status = status
         self._media_type = media_type
         self._headers = headers
+        self._media_type_if_empty = media_type_if_empty
         self._started = False
         self._is_writable = threading.Event()  #: the handler thread may produce the next chunk
 
@@ -63,13 +71,14 @@ class ResponseStream:
         try:
             for chunk in chunks:
                 self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
-                self._extend_deadline()
+                self._extend_deadline(_GRACE_NS)  # or the supervisor would end the process at the same moment
                 if not self._is_writable.wait(self._timeout_s) or self._connection.is_abandoned:
                     break
+                self._extend_deadline()
             else:
                 self._runner.wake(self._end)
                 return
-            self._runner.wake(self._connection.close)
+            self._runner.wake(self._connection.break_off)
             _close(chunks)
         except BaseException as error:  # the edge of the user's code
             self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
@@ -86,10 +95,11 @@ class ResponseStream:
                     except StopAsyncIteration:
                         self._end()
                         return
-                    self._write(chunk, encode_chunk(chunk))
-                    self._extend_deadline()
-                    if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
-                        await self._connection.flushed()
+                self._write(chunk, encode_chunk(chunk))
+                self._extend_deadline(_GRACE_NS)  # as above
+                if self._connection.unsent_bytes > MAX_UNSENT_BYTES and not await self._is_flushed_in_time():
+                    self._connection.break_off()
+                    return
         except BaseException as error:  # the edge of the user's code
             if isinstance(error, asyncio.CancelledError) and not self._connection.open:
                 return  # the client has disconnected
@@ -98,8 +108,17 @@ class ResponseStream:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
 
-    def _extend_deadline(self) -> None:
-        self._connection.extend(time.monotonic_ns() + self._timeout_ns)
+    async def _is_flushed_in_time(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._connection.flushed()
+        except TimeoutError:
+            return False
+        self._extend_deadline(_GRACE_NS)
+        return True
+
+    def _extend_deadline(self, more_ns: int = 0) -> None:
+        self._connection.extend(time.monotonic_ns() + self._timeout_ns + more_ns)
 
     def _write(self, chunk: Any, data: bytes) -> None:
         connection = self._connection
@@ -122,7 +141,7 @@ class ResponseStream:
 
     def _end(self) -> None:
         if not self._started:
-            self._start(self._media_type)
+            self._start(self._media_type_if_empty if self._media_type is None else self._media_type)
         self._connection.end_stream()
 
     def _refuse_or_log(self, error: BaseException) -> FailedCall | None:
@@ -134,12 +153,17 @@ class ResponseStream:
     def _abort(self, error: BaseException, refused: FailedCall | None) -> None:
         """Respond with an error if the response has not begun; disconnect otherwise."""
         if self._started:
-            self._connection.close()
+            self._connection.break_off()
         elif refused is not None:
             self._connection.respond_error(refused.status, refused.message, refused.headers, refused.fields)
         else:
             message = f"{type(error).__name__} before the first chunk; the logs have the traceback"
             self._connection.respond_error(500, f"internal server error: {message}")
+
+
+def annotated_media_type(method: BoundMethod) -> bytes | None:
+    """Return the content type of a stream whose items a method annotates; None for one that does not."""
+    return _ANNOTATED.get(method.signature.result.media_type)
 
 
 async def _as_async(chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:

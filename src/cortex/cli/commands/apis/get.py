@@ -83,8 +83,8 @@ def _run_apis(client: Client, arguments: argparse.Namespace, session: Session) -
         if arguments.output == "json":
             session.console.json(answer)
         elif arguments.why:
-            if canary := answer.get("canary"):  # older operators send none
-                show_canary(canary, session.console)
+            if answer.get("canary"):  # older operators send none
+                show_canary(answer, session.console)
                 session.console.line()
             show_scaling(answer, session.console)
         elif arguments.api:
@@ -168,9 +168,10 @@ def _live_revision(api: Json, newest: int) -> str:
     live = api["live_revision_number"]
     if live == newest:
         return ""
-    if is_tried(api):
-        return f" (revision {live} is live)"
-    return f" (revision {live} was live last)" if live else " (never live)"
+    if not live:
+        return " (never live)"
+    serves = is_tried(api) or api["status"]["replica_counts"]["stale"]["ready"]
+    return f" (revision {live} {'is live' if serves else 'was live last'})"
 
 
 def _show_jobs(api: Json, now: datetime, session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
@@ -81,8 +82,10 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         _print_debug_log(client, api, response.getheader("x-cortex-request-id", ""), session)
     if response.status >= 400:
         reason = response.getheader("grpc-message")  # errors of the gateway for gRPC APIs have no body
+        needs_key = response.status == HTTPStatus.UNAUTHORIZED and api["spec"]["networking"].get("auth") == "api_key"
+        hint = "; write --api-key KEY, or set CORTEX_API_KEY" if needs_key else ""
         session.console.error(
-            f"{arguments.api} answered with status {response.status}{f': {reason}' if reason else ''}"
+            f"{arguments.api} answered with status {response.status}{f': {reason}' if reason else ''}{hint}"
         )
         return 1
     return 0

@@ -253,6 +253,8 @@ def _deployed(arguments: argparse.Namespace, session: Session) -> ReplayTarget:
     endpoint, trust = str(api["endpoint"]), client.environment.connect().trust
     timeout_s = float(spec["networking"]["timeout_s"]) + _GRACE_S
     key = arguments.api_key or session.environ.get("CORTEX_API_KEY")
+    if spec["networking"].get("auth") == "api_key" and not key:
+        raise InputError(f"{arguments.against} needs a key: write --api-key KEY, or set CORTEX_API_KEY")
     headers = {"x-api-key": key} if key else {}
     return ReplayTarget(
         arguments.against,

@@ -7,6 +7,7 @@ import argparse
 from cortex.cli.arguments import add_api, add_env, add_output
 from cortex.cli.rollout import report_failure, show_result, wait
 from cortex.cli.session import Session
+from cortex.cli.tables.canary import canary_notes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     elif outcome is not None and not as_json:
         live = session.console.styled("live", "green")
         session.console.line(f"{arguments.api} is {live} ({outcome.seconds:.1f} s)")
+        for line in canary_notes(outcome.api):
+            session.console.line(f"  {line}")
     if as_json:
         session.console.json(result)
     return 1 if result["error"] else 0

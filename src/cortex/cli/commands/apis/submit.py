@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,8 @@ _STDIN = "-"
 #: Interval of updates of the progress line.
 _PROGRESS_S = 0.2
 _MIB = 1024 * 1024
+#: Of a file of items, that is read to find out whether it is one array; items are rarely larger.
+_HEAD_BYTES = _MIB
 
 Job = dict[str, Any]
 
@@ -144,7 +146,13 @@ def _items(name: str | None, session: Session) -> Iterator[_UploadFile | None]:
     except OSError as error:
         raise unreadable(name, error) from None
     try:
-        yield _UploadFile(stream, "standard input" if name == _STDIN else name, session)
+        file = _UploadFile(stream, "standard input" if name == _STDIN else name, session)
+        yield file
+        if length := file.array_length():
+            session.console.note(
+                f"{file.name} holds one array of {format_count(length, 'element', 'elements')}, which is one item;"
+                " for one item per element, write each into a line of its own, as `jq -c '.[]'` does"
+            )
     except KeyboardInterrupt:
         session.console.note("the upload was interrupted; no job was submitted")
         raise
@@ -165,15 +173,26 @@ class _UploadFile:
         self._shown = 0.0
         self._bytes = 0
         self._lines = 0
+        self._head = b""
 
     def read(self, size: int, /) -> bytes:
         """Read like `io.BufferedReader.read1`."""
         block: bytes = self._stream.read1(size)  # type: ignore[attr-defined]
         self._bytes += len(block)
+        if self._bytes <= _HEAD_BYTES:
+            self._head += block
         if self._console.err_is_terminal:
             self._lines += block.count(b"\n")
             self._show()
         return block
+
+    def array_length(self) -> int:
+        """Return the number of elements if what was read is one JSON array; else 0."""
+        value = None
+        if self._bytes == len(self._head):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(self._head)
+        return len(value) if isinstance(value, list) else 0
 
     def _show(self) -> None:
         now = time.monotonic()

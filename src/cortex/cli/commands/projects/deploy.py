@@ -12,7 +12,6 @@ from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.model_request import describe_models, model_request
 from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_docs, show_result, wait
-from cortex.cli.sample_request import sample_request
 from cortex.cli.session import Session
 from cortex.cli.tables.canary import canary_notes
 from cortex.cli.tables.scaling import room_note, shortage_note
@@ -134,6 +133,8 @@ def ca_option(client: Client, session: Session) -> str:
 
 
 def _report_live(api: Json, folder: Path, seconds: float, client: Client, session: Session) -> None:
+    from cortex.cli.sample_request import sample_request  # noqa: PLC0415 - takes time, in which an operator can start
+
     console = session.console
     name, endpoint = api["spec"]["name"], api["endpoint"]
     console.line(f"{name} is {console.styled('live', 'green')} ({seconds:.1f} s)")

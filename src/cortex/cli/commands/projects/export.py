@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     if arguments.out and not wheel and ("dev" in __version__ or "+" in __version__):
         raise InputError(
             f"this is the development version {__version__}, which no package index has: "
-            "build a wheel (in a clone, `make dist`), and give it with --wheel FILE"
+            "build a wheel (in a clone, `pip wheel --no-deps --wheel-dir dist .`), and give it with --wheel FILE"
         )
     try:
         diagnosis = _diagnose(file, session)

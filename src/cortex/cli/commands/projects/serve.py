@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cortex.cli.arguments import nearest
 from cortex.cli.commands.projects.deploy import ca_option, upload
 from cortex.cli.model_request import describe_models, model_lines, model_request
 from cortex.cli.rollout import report_failure, show_docs, wait
@@ -19,6 +18,7 @@ from cortex.config.schema import ANY_MODEL, MAX_NAME_LENGTH, STORES
 from cortex.config.values import dashed
 from cortex.errors import ConfigError, InputError, ModelFormatError, NotFoundError, OperatorUnavailableError
 from cortex.models.formats.detection import Detection, detect
+from cortex.spelling import nearest
 
 Json = dict[str, Any]
 

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, trace: Trace, session: Session) -> int:
     session.console.table(*outcomes_table(rows))
     shown = f"{trace.requests:,.0f} requests in {format_duration(trace.duration_s)}"
     session.console.line(
-        f"\n{shown}; steps: {' → '.join(f'{step:.3g}' for step in plan.steps)}; {arguments.trials} trials each"
+        f"\n{shown}; steps: {' → '.join(f'{100 * step:.3g} %' for step in plan.steps)}; {arguments.trials} trials each"
     )
     return 0
 

@@ -25,6 +25,7 @@ from cortex.operator.dashboard.pages.apis import api_row
 from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.dashboard.security import form_of
 from cortex.operator.http.services import Services
+from cortex.payloads.openapi.schemas import example_of
 from cortex.tls import fingerprint_of
 
 Json = dict[str, Any]
@@ -38,9 +39,6 @@ _VERBS = ("post", "get", "put", "patch", "delete")
 _IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 #: Characters of a path and a query that need no escape.
 _SAFE = "/?&=%:@!$'()*+,;~-._"
-_MAX_DEPTH = 6
-#: Examples of JSON's simple types.
-_EMPTY: Mapping[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None}
 
 
 @dataclass(frozen=True)
@@ -148,32 +146,13 @@ def _operation(document: Json, verb: str, path: str, operation: Json) -> Console
     body = content.get(media_type, {})
     schema = body.get("schema") or None
     examples = [each["value"] for each in body.get("examples", {}).values() if "value" in each]
-    value = examples[0] if examples else example_of(schema or {}, document)
-    text = json.dumps(value, indent=2, ensure_ascii=False) if media_type == "application/json" else ""
+    definitions = document.get("components", {}).get("schemas", {})
+    text = ""
+    if media_type == "application/json":
+        value = examples[0] if examples else example_of(schema, definitions)
+        text = json.dumps({} if value is None else value, indent=2, ensure_ascii=False)
     summary = str(operation.get("summary", ""))
     return ConsoleOperation(verb.upper(), path, summary, media_type, text, resolve(schema, document))
-
-
-def example_of(schema: Any, document: Json, depth: int = 0) -> Any:
-    """Return a value that a JSON Schema describes, with the examples and defaults that it contains."""
-    schema = resolve(schema, document)
-    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
-        return {}
-    given = [*schema.get("examples", []), *(schema[key] for key in ("default", "const") if key in schema)]
-    given += schema.get("enum", [])
-    if given:
-        return given[0]
-    choices = [*schema.get("anyOf", []), *schema.get("oneOf", []), *schema.get("allOf", [])]
-    if choices:
-        return example_of(choices[0], document, depth + 1)
-    kind = schema.get("type")
-    kind = str(kind[0] if isinstance(kind, list) and kind else kind)
-    if kind == "array":
-        items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, min(schema.get("minItems", 1), 10))
-        return [example_of(item, document, depth + 1) for item in items]
-    if kind in _EMPTY:
-        return schema.get("minimum", _EMPTY[kind])
-    return {name: example_of(inner, document, depth + 1) for name, inner in schema.get("properties", {}).items()}
 
 
 def resolve(schema: Any, document: Json) -> Any:

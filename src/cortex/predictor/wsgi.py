@@ -1,0 +1,74 @@
+"""A WSGI application as an ASGI application: calls and responses by a2wsgi, request bodies by the standard library.
+
+The body of a2wsgi is not one of PEP 3333: `readline(n)` finds its end at its start, and `readlines()` fails if it is
+empty. It also passes an incomplete body on as complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from a2wsgi import WSGIMiddleware
+
+#: Key of the request's body and its file in the scope, which a2wsgi puts into `environ`.
+_BODY = "cortex.body"
+#: Larger bodies of unknown length are on the disk.
+_MEMORY_BYTES = 1024 * 1024
+
+
+def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[None]]:
+    """Return a WSGI application as an ASGI application that runs on `threads` threads."""
+
+    def call(environ: Any, start_response: Any) -> Any:
+        environ["wsgi.input"], file = environ["asgi.scope"][_BODY]
+        if environ.pop("HTTP_TRANSFER_ENCODING", None) is not None:  # frameworks read no more than CONTENT_LENGTH
+            shutil.copyfileobj(environ["wsgi.input"], file)
+            environ["CONTENT_LENGTH"] = str(file.tell())
+            file.seek(0)
+            environ["wsgi.input"] = file
+        return app(environ, start_response)
+
+    wsgi: Any = WSGIMiddleware(call, workers=threads)
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await wsgi(scope, receive, send)
+            return
+        # `environ` has one key for X-Forwarded-For and X_Forwarded_For: clients could forge what the gateway sets.
+        headers = [header for header in scope["headers"] if b"_" not in header[0]]
+        body = io.BufferedReader(_RequestBody(receive, asyncio.get_running_loop()))
+        with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
+            await wsgi({**scope, "headers": headers, _BODY: (body, file)}, receive, send)
+
+    return asgi
+
+
+class _RequestBody(io.RawIOBase):
+    """The body of a request, for a thread; `receive` returns its parts on the event loop."""
+
+    def __init__(self, receive: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._receive = receive
+        self._loop = loop
+        self._part = memoryview(b"")
+        self._has_more = True
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what has arrived, at least a byte; 0 at the end. Raises: ConnectionResetError."""
+        while not self._part and self._has_more:
+            message = asyncio.run_coroutine_threadsafe(self._receive(), self._loop).result()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError("the client disconnected before its request was complete")
+            self._part = memoryview(message.get("body", b""))
+            self._has_more = message.get("more_body", False)
+        size = min(len(buffer), len(self._part))
+        buffer[:size], self._part = self._part[:size], self._part[size:]
+        return size

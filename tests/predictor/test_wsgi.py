@@ -1,0 +1,106 @@
+"""The body of a request, as a WSGI application reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cortex.predictor.applications import as_asgi
+from harness.wait import PATIENCE_S
+
+LINES = b"one\ntwo\n\nrest"
+
+
+@pytest.mark.parametrize("pieces", [[LINES], [b"o", b"ne\nt", b"", b"wo\n\nrest"], [LINES, b""]])
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda body: [body.read()], [LINES]),
+        (lambda body: [body.read(-1), body.read(), body.read(3), body.readline()], [LINES, b"", b"", b""]),
+        (lambda body: [body.read(0), body.read(3), body.read(100)], [b"", LINES[:3], LINES[3:]]),
+        (lambda body: [body.readline(), body.readline(2), body.readline(9)], [b"one\n", b"tw", b"o\n"]),
+        (lambda body: [body.readline(100), body.read(1), body.readline()], [b"one\n", b"t", b"wo\n"]),
+        (lambda body: body.readlines(), [b"one\n", b"two\n", b"\n", b"rest"]),
+        (lambda body: body.readlines(5), [b"one\n", b"two\n"]),
+        (list, [b"one\n", b"two\n", b"\n", b"rest"]),
+    ],
+)
+def test_a_body_is_read_by_every_method_of_pep_3333(
+    read: Callable[[Any], list[bytes]], expected: list[bytes], pieces: list[bytes]
+) -> None:
+    assert _read(read, pieces) == expected
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda body: [body.read()], lambda body: [body.readline(7)], lambda body: [*body.readlines(), *body, b""]],
+)
+def test_an_empty_body_is_at_its_end(read: Callable[[Any], list[bytes]]) -> None:
+    assert _read(read, [b""]) == [b""]
+
+
+def test_a_line_is_read_as_soon_as_it_has_arrived() -> None:
+    was_read = threading.Event()
+
+    def read(body: Any) -> list[bytes]:
+        first = body.readline()
+        was_read.set()
+        return [first, body.read()]
+
+    assert _read(read, [b"one\n", b"two"], lambda: was_read.wait(PATIENCE_S)) == [b"one\n", b"two"]
+
+
+def test_a_body_that_its_client_does_not_complete_is_an_error() -> None:
+    with pytest.raises(ConnectionResetError, match="disconnected before its request was complete"):
+        _read(lambda body: [body.read()], [b"one", None])
+
+
+@pytest.mark.parametrize("size", [0, 5, 3_000_000])
+def test_a_body_of_unknown_length_has_its_length_once_it_has_arrived(size: int) -> None:
+    pieces = [b"x" * 100_000] * (size // 100_000) or [b"x" * size]
+    environ: dict[str, Any] = {}
+    found = _read(lambda body: [body.read(size), body.read()], pieces, environ=environ)
+    assert (found, environ["CONTENT_LENGTH"]) == ([b"x" * size, b""], str(size))
+    assert "HTTP_TRANSFER_ENCODING" not in environ  # Werkzeug reads nothing of a chunked body
+
+
+def _read(
+    read: Callable[[Any], list[bytes]],
+    pieces: list[bytes] | list[bytes | None],
+    before_last: Callable[[], object] = bool,
+    environ: dict[str, Any] | None = None,
+) -> list[bytes]:
+    """Return what a WSGI application reads of a body that arrives in pieces; None: its client disconnects.
+
+    With `environ`, the body is of unknown length, and `environ` is filled.
+    """
+    result: list[bytes] = []
+
+    def app(received: Any, start_response: Any) -> list[bytes]:
+        if environ is not None:
+            environ.update(received)
+        result.extend(read(received["wsgi.input"]))
+        start_response("200 OK", [])
+        return []
+
+    left = list(pieces)
+
+    async def receive() -> dict[str, Any]:
+        if len(left) == 1:
+            await asyncio.to_thread(before_last)
+        piece = left.pop(0)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/", "query_string": b""}
+    scope["headers"] = [] if environ is None else [(b"transfer-encoding", b"chunked")]
+    asyncio.run(as_asgi(app, "wsgi", 1)(scope, receive, send))
+    return result
