@@ -171,6 +171,25 @@ def test_a_test_with_an_event_loop_can_send_requests(tmp_path: Path) -> None:
     assert asyncio.run(run()) == 7
 
 
+def test_plain_code_may_start_an_event_loop_in_a_test_with_one(tmp_path: Path) -> None:
+    code = """
+import asyncio
+
+class Handler:
+    def __init__(self, config):
+        self.loaded = asyncio.run(asyncio.sleep(0, "loaded"))
+
+    def handle_post(self, payload):
+        return [self.loaded, asyncio.run(asyncio.sleep(0, payload))]
+"""
+
+    async def run() -> tuple[object, bool]:
+        with cortex.testing.load(write(tmp_path, code)) as api:
+            return api.post(7).json(), asyncio.get_running_loop().is_running()
+
+    assert asyncio.run(run()) == (["loaded", 7], True)
+
+
 def test_the_process_is_as_before_after_a_test(tmp_path: Path) -> None:
     file = write(
         tmp_path,

@@ -362,11 +362,19 @@ class LoadedApi:
 
     @contextlib.contextmanager
     def _in_project(self) -> Iterator[None]:
-        """Make the project the working directory, as in a replica. Raises: InputError once the API is closed."""
+        """Make the project the working directory, and hide the event loop of an asynchronous test, as in a replica.
+
+        Raises: InputError once the API is closed.
+        """
         if self._loop.is_closed():
             raise InputError(f"{self.name} is closed; call it before `close`, or inside the `with` statement")
-        with contextlib.chdir(self._folder):
-            yield
+        loop_of_test = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            with contextlib.chdir(self._folder):
+                yield
+        finally:
+            asyncio._set_running_loop(loop_of_test)
 
     def _leave(self) -> None:
         call_in_thread(lambda: self._loop.run_until_complete(_cancel_others()))

@@ -85,6 +85,27 @@ def test_a_predictor_gets_the_job_and_each_batch(load: Load) -> None:
     assert batch.on_job_complete() == "completed"
 
 
+def test_the_current_event_loop_of_the_constructor_stays_that_of_plain_code(load: Load) -> None:
+    text = """
+    import asyncio
+
+    class PythonPredictor:
+        def __init__(self, config):
+            self.loop = asyncio.get_event_loop_policy().new_event_loop()
+            asyncio.set_event_loop(self.loop)
+
+        async def predict(self, payload):
+            return asyncio.get_running_loop() is not self.loop
+
+        def on_job_complete(self):
+            return asyncio.get_event_loop() is self.loop
+    """
+    batch = bound(load("predictor", text))
+    assert batch.call([1], "id-1") is True
+    assert batch.on_job_complete is not None
+    assert batch.on_job_complete() is True
+
+
 def test_a_handler_has_a_method_of_its_own_for_batches(load: Load) -> None:
     batch = bound(load("handler", HANDLER), {"a": 1})
     assert batch.call(["x"], "id-1") == [["x"], "id-1", [{"a": 1}, JOB]]

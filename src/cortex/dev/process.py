@@ -229,7 +229,6 @@ class _DevProcess:
         if self._prefix:
             prefix_output(self._prefix)
         os.chdir(self._spec.project_dir)
-        asyncio.set_event_loop(self._loop)
         debugger.install(self._token, lambda is_active: self._link.send("debugging", is_active=is_active))
         enter_environment(self._spec)
         sys.dont_write_bytecode = True  # the project is the user's own folder

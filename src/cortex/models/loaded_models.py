@@ -11,8 +11,8 @@ import asyncio
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -207,9 +207,25 @@ def current_call() -> CallHandle | None:
     return None if scope is None or scope.handle.has_ended else scope.handle
 
 
+#: The event loops of threads whose plain calls block them without seeing a running loop, by the id of the thread.
+_blocking_loops: dict[int, asyncio.AbstractEventLoop] = {}
+
+
+@contextmanager
+def blocking_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Make `loop` the execution context of this thread's calls that see no running loop."""
+    thread = threading.get_ident()
+    _blocking_loops[thread] = loop
+    try:
+        yield
+    finally:
+        del _blocking_loops[thread]
+
+
 def execution_context() -> object:
     """Return this thread's event loop, else its id: a blocking wait blocks everything with the same context."""
-    return asyncio._get_running_loop() or threading.get_ident()
+    thread = threading.get_ident()
+    return asyncio._get_running_loop() or _blocking_loops.get(thread, thread)
 
 
 class call_scope:  # noqa: N801 – used like a function; a generator-based context manager takes twice as long

@@ -213,7 +213,8 @@ class _Loop:
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._runner is None:
-            self._runner = asyncio.Runner()
+            # With a factory, the loop does not become the current loop of this thread, which belongs to user code.
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         # Without an explicit context, the runner would reuse the context of its first call.
         return self._runner.run(coroutine, context=contextvars.copy_context())
 

@@ -101,8 +101,7 @@ def serve(context: WorkerContext, predictor: BoundPredictor) -> int:
         if tracing is not None:
             tracing.serve_user_code()
         predictor.after_fork()
-        loop = uvloop.new_event_loop()
-        asyncio.set_event_loop(loop)
+        loop = uvloop.new_event_loop()  # not the current loop of this thread, which belongs to user code
         check_readiness(spec, predictor, loop, context.channel)
         lifespan = _start_application(predictor, loop)
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception

@@ -122,7 +122,7 @@ class Call:
         if self.rpc.is_async:
             self.task = self._server.loop.create_task(self._run(request))
         elif self._server.runner.inline:
-            self._complete(*self._call(request))
+            self._complete(*self._server.runner.call_inline(self._call, request))
         else:
             self._server.runner.submit(partial(self._run_on_thread, request))
 

@@ -221,7 +221,8 @@ class RequestBatcher:
             waiting = WaitingRequest(connection, deadline_ns)
         else:
             try:
-                waiting = WaitingRequest(connection, deadline_ns, *self._caller.key_of(connection))
+                key, arguments = self._runner.call_inline(self._caller.key_of, connection)
+                waiting = WaitingRequest(connection, deadline_ns, key, arguments)
             except BaseException as error:  # an invalid body, or user code
                 self._settle_one(connection, self._caller.failed_key(connection, error))
                 return
@@ -304,8 +305,10 @@ class RequestBatcher:
         if self._running == self._threads:
             self._next_size = len(connections)
         self._running += 1
-        if self._runner.inline or self._caller.is_async:
+        if self._caller.is_async:
             self._continue(batch, self._caller.run(batch, self._settle))
+        elif self._runner.inline:
+            self._continue(batch, self._runner.call_inline(self._caller.run, batch, self._settle))
         else:
             self._runner.submit(partial(self._run_on_thread, batch))
 

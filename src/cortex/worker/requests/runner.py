@@ -1,7 +1,7 @@
 """Execution of synchronous user code: on threads, or inline on the event loop once calls have proved to be quick.
 
 User code stays on the main thread in both modes, because libraries keep state per thread; the event loop moves to a
-thread of its own instead.
+thread of its own instead. It sees no running loop in either mode, so it may start one of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
+from cortex.models.loaded_models import blocking_loop
 from cortex.worker.shared_state import SharedConnectionState
 
 #: Inline mode ends once the average call takes longer than this.
@@ -30,6 +32,8 @@ _GRACE_NS = 250_000_000
 _NS_PER_S = 1_000_000_000
 
 RunnerTask = Callable[[], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def blocked_grace_ns(timeout_s: float) -> int:
@@ -62,6 +66,7 @@ class Runner:
         self._leaving = False
         self._done: deque[RunnerTask] = deque()
         self._wake_pending = False
+        self._is_loop_hidden = False
 
     def run(self) -> None:
         """Run the event loop and the submitted calls until `stop`."""
@@ -69,7 +74,7 @@ class Runner:
             self._leaving = False
             self._calls_in_mode = 0
             if self.inline:
-                self._loop.run_forever()
+                self._run_loop()
                 self.inline = False
             else:
                 self._run_threads()
@@ -85,6 +90,18 @@ class Runner:
     def submit(self, task: RunnerTask) -> None:
         """Queue a call for the threads; only while not `inline`."""
         self._tasks.put(task)
+
+    def call_inline(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call plain user code on the event-loop thread, as on any other thread: it sees no running loop."""
+        if self._is_loop_hidden:  # a batch settles one of its requests, which starts another call
+            return call(*args, **kwargs)
+        self._is_loop_hidden = True
+        asyncio._set_running_loop(None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            asyncio._set_running_loop(self._loop)
+            self._is_loop_hidden = False
 
     def record(self, duration_ns: int, may_switch: bool) -> None:
         """Record the duration of a call; change the mode if the average requires it and `may_switch` allows it."""
@@ -132,8 +149,12 @@ class Runner:
                 self._tasks.put(None)
         self._loop.stop()
 
+    def _run_loop(self) -> None:
+        with blocking_loop(self._loop):
+            self._loop.run_forever()
+
     def _run_threads(self) -> None:
-        threads = [threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True)]
+        threads = [threading.Thread(target=self._run_loop, name="event-loop", daemon=True)]
         threads += [
             threading.Thread(target=self._run_tasks, name=f"handler-{number}", daemon=True)
             for number in range(1, self._threads)

@@ -204,7 +204,7 @@ class MethodServer:
         elif self._runner.inline:
             connection.begin(deadline_ns)
             connection.started_ns = started_ns = time.monotonic_ns()
-            outcome = self._caller.call(connection, method)
+            outcome = self._runner.call_inline(self._caller.call, connection, method)
             self._runner.record(time.monotonic_ns() - started_ns, may_switch=False)
             self._settle(connection, outcome, deadline_ns)
         else:

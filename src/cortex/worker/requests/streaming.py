@@ -29,6 +29,7 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 #: Time for a stream to end by itself when it is late, before its process is ended.
 _GRACE_NS = 1_000_000_000
 _NS_PER_S = 1_000_000_000
+_END = object()
 #: Content types of streams, by what OpenAPI documents show.
 _ANNOTATED = {"application/x-ndjson": JSON_LINES, "text/plain": TEXT, "application/octet-stream": BYTES}
 
@@ -85,7 +86,7 @@ class ResponseStream:
 
     async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any]) -> None:
         """Iterate on the event loop."""
-        source = chunks if isinstance(chunks, AsyncIterable) else _as_async(chunks)
+        source = chunks if isinstance(chunks, AsyncIterable) else self._as_async(chunks)
         iterator = source.__aiter__()
         try:
             while not self._connection.is_abandoned:
@@ -107,6 +108,14 @@ class ResponseStream:
         finally:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
+
+    async def _as_async(self, chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:
+        """Iterate over a plain generator that an `async def` method returned."""
+        try:
+            while (chunk := self._runner.call_inline(next, chunks, _END)) is not _END:
+                yield chunk
+        finally:
+            self._runner.call_inline(_close, chunks)
 
     async def _is_flushed_in_time(self) -> bool:
         try:
@@ -164,11 +173,6 @@ class ResponseStream:
 def annotated_media_type(method: BoundMethod) -> bytes | None:
     """Return the content type of a stream whose items a method annotates; None for one that does not."""
     return _ANNOTATED.get(method.signature.result.media_type)
-
-
-async def _as_async(chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:
-    for chunk in chunks:
-        yield chunk
 
 
 def _close(chunks: Iterator[Any]) -> None:
