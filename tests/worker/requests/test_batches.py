@@ -12,12 +12,13 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.worker.monitoring.metrics import SeriesKind, read_folder, read_metrics, series_key
-from cortex.worker.requests.batching import Bisection
+from cortex.worker.requests.batching import Bisection, WrongResult, results_of_batch
 from harness.connections import unread_bytes
 from harness.replicas.replicas import Answer, Replica, new_request_id, read, running_replica
 from harness.wait import wait_until
@@ -182,6 +183,69 @@ def test_a_request_without_a_valid_key_fails_alone() -> None:
         assert [answers[n].json for n in (0, 3, 4, 5)] == [[0, 5], [3], [4], [0, 5]]
 
 
+#: `odd_key` of a payload names its key. Of those that are equal, each batch has several.
+ODD_KEYS = """
+    import numpy
+
+    class Odd:
+        def __init__(self, hashed, equal):
+            self.hashed, self.equal = hashed, equal
+
+        def __hash__(self):
+            return self.hashed
+
+        def __eq__(self, other):
+            return self.equal()
+
+    class Ambiguous:
+        def __bool__(self):
+            raise TypeError("the truth value of NA is ambiguous")
+
+    class Unhashable:
+        def __hash__(self):
+            raise SystemExit(3)
+
+    NA = Odd(1001, Ambiguous)
+    ODD_KEYS = {
+        "integer": lambda: numpy.int64(7),
+        "index": lambda: numpy.searchsorted(numpy.array([4, 16]), 5),
+        "boolean": lambda: numpy.bool_(False),
+        "date": lambda: numpy.datetime64("2026-11-28"),
+        "text": lambda: numpy.str_("text"),
+        "NA": lambda: NA,
+        "array": lambda: numpy.array([1, 2]),
+        "hash exits": Unhashable,
+        "ambiguous": lambda: Odd(1002, Ambiguous),
+        "compares as array": lambda: Odd(1003, lambda: numpy.array([True, False])),
+        "comparison raises": lambda: Odd(1004, lambda: 1 / 0),
+        "comparison exits": lambda: Odd(1005, lambda: exit(3)),
+    }
+"""
+#: The statuses of two requests with such a key that wait at the same time.
+ODD_STATUSES = {
+    **dict.fromkeys(["integer", "index", "boolean", "date", "text", "NA"], [200, 200]),
+    **dict.fromkeys(["array", "hash exits"], [500, 500]),
+    **dict.fromkeys(["ambiguous", "compares as array", "comparison raises", "comparison exits"], [200, 500]),
+}
+
+
+def test_odd_keys_fail_at_most_their_own_requests() -> None:
+    source = ODD_KEYS + KEYED.format(name="Handler", method="handle_post").replace(
+        "return float", 'if "odd_key" in payload: return ODD_KEYS[payload["odd_key"]]()\n            return float'
+    )
+    with batched(source) as replica:
+        process, names = replica.replica.pid, list(ODD_STATUSES)
+        answers = replica.ask_together([{"n": n, "odd_key": name} for n, name in enumerate(names * 2)])
+        pairs = {name: [answers[n], answers[n + len(names)]] for n, name in enumerate(names)}
+        statuses = {name: sorted(answer.status for answer in pair) for name, pair in pairs.items()}
+        assert statuses == ODD_STATUSES
+        for n, name in enumerate(names):
+            if ODD_STATUSES[name] == [200, 200]:
+                assert [sorted(answer.json) for answer in pairs[name]] == [[n, n + len(names)]] * 2, name
+        assert replica.replica.request({"n": 99, "odd_key": "integer"}).json == [99]
+        assert replica.replica.pid == process
+
+
 def test_a_failed_batch_with_a_key_is_bisected() -> None:
     with batched(KEYED.format(name="Handler", method="handle_post")) as replica:
         answers = replica.ask_together([{"n": n, "key": n % 2, "poison": n == 4} for n in range(8)])
@@ -224,6 +288,38 @@ def test_a_result_that_is_not_a_list_fails_all_requests() -> None:
         answers = replica.ask_together([{"n": n, "no_list": True} for n in range(3)])
         assert [answer.status for answer in answers] == [500] * 3
         assert "got a batch of 3 requests and returned dict" in answers[0].json["error"]
+
+
+@pytest.mark.parametrize(
+    ("result", "fix"),
+    [
+        (numpy.zeros(2), "; .tolist() converts it"),
+        ((1, 2), "; list() converts it"),
+        (iter([1, 2]), "; list() converts it"),
+        ({"a": 1}, "in the same order"),
+        ([1], "in the same order"),
+    ],
+)
+def test_a_wrong_result_is_named_with_its_fix(result: object, fix: str) -> None:
+    with pytest.raises(WrongResult) as caught:
+        results_of_batch("handle_post", 2, result)
+    assert str(caught.value).endswith(fix)
+
+
+def test_a_list_that_iterates_otherwise_fails_its_batch_only() -> None:
+    class Short(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter([1])
+
+    with pytest.raises(WrongResult, match="returned a list of 1"):
+        results_of_batch("handle_post", 2, Short([1, 2]))
+
+
+def test_a_result_of_the_wrong_type_is_not_bisected() -> None:
+    with batched() as replica:
+        answers = replica.ask_together([{"n": n, "no_list": True} for n in range(8)])
+        assert [answer.status for answer in answers] == [500] * 8
+        assert len(replica.calls()) == 1
 
 
 def test_invalid_and_late_requests_are_excluded_from_a_batch() -> None:

@@ -12,6 +12,7 @@ and those with the same key.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from cortex.worker.spec import ReplicaSpec
 _NS_PER_S = 1_000_000_000
 #: Suspects of a crash are forgotten after this time, when no client waits for them any more.
 _SUSPECTS_S = 300.0
+#: Keys of `batch_key` that are remembered while requests wait.
+_MAX_KEYS = 4096
 
 T = TypeVar("T")
 
@@ -68,26 +71,34 @@ async def _await_one(name: str, results: Awaitable[Any]) -> Any:
 
 
 def _only_result(name: str, results: Any) -> Any:
-    validate_result(name, 1, results)
-    if isinstance(results[0], Exception):  # the error of this request, see `BatchCaller.finish`
-        raise results[0]
-    return results[0]
+    (result,) = results_of_batch(name, 1, results)
+    if isinstance(result, Exception):  # the error of this request, see `BatchCaller.finish`
+        raise result
+    return result
 
 
 class WrongResult(UserError):
     """The result of a batch does not have one item per request."""
 
 
-def validate_result(name: str, size: int, result: Any) -> None:
-    """Check that a method returned one result per request. Raises: WrongResult."""
-    if isinstance(result, list) and len(result) == size:
-        return
+class WrongResultType(WrongResult):
+    """The result of a batch is no list, and so would be those of its halves."""
+
+
+def results_of_batch(name: str, size: int, result: Any) -> list[Any]:
+    """Return the results of a batch, one per request. Raises: WrongResult; what iterating over it raises."""
     requests = f"{size} requests" if size > 1 else "1 request"
-    what = f"a list of {len(result)}" if isinstance(result, list) else type(result).__name__
-    raise WrongResult(
-        f"{name}() got a batch of {requests} and returned {what}: return a list with one result for each, in the same "
-        "order"
-    )
+    before = f"{name}() got a batch of {requests} and returned "
+    after = ": return a list with one result for each, in the same order"
+    if not isinstance(result, list):
+        fix = "; .tolist() converts it" if hasattr(type(result), "tolist") else ""
+        if isinstance(result, tuple | Iterator):
+            fix = "; list() converts it"
+        raise WrongResultType(f"{before}{type(result).__name__}{after}{fix}")
+    items = list(result)  # a subclass may iterate otherwise
+    if len(items) != size:
+        raise WrongResult(f"{before}a list of {len(items)}{after}")
+    return items
 
 
 class Bisection(Generic[T]):
@@ -116,12 +127,8 @@ class WaitingRequest:
 
     connection: Connection
     deadline_ns: int  #: monotonic
-    key: Hashable = None  #: of `batch_key`
+    key: int = 0  #: number of its `batch_key`
     arguments: Arguments | None = None  #: if they had to be parsed for the key
-
-    def has_key(self, key: Hashable) -> bool:
-        """Return whether the request has this key; a NaN is equal to itself, as in containers."""
-        return self.key is key or self.key == key
 
 
 @dataclass(slots=True)
@@ -140,7 +147,7 @@ class RequestBatch:
     deadline_ns: int  #: the earliest deadline of its requests, monotonic
     began_ns: int
     bisection: Bisection[Connection]
-    key: Hashable = None
+    key: int = 0
     arguments: dict[Connection, Arguments] = field(default_factory=dict)  #: parsed, for the first call
     outcomes: Outcomes = field(default_factory=list)  #: known, and not yet sent
     calls: int = 0
@@ -185,6 +192,9 @@ class RequestBatcher:
         self._may_queue_next = caller.batch_key is None and not caller.is_async  #: on a thread
         self._timing = BatchTiming(spec.max_batch_size, spec.batch_interval_s)
         self._waiting: deque[WaitingRequest] = deque()
+        #: The number of each key. Only a request that arrives compares keys, so an error of `==` fails that one alone.
+        self._keys: dict[Hashable, int] = {}
+        self._key_numbers = itertools.count(1)
         self._has_other_keys = False  #: the last batch left older requests behind
         self._last_size = 0  #: number of waiting requests at the last check
         self._running = 0  #: batches that have begun or are next
@@ -221,7 +231,7 @@ class RequestBatcher:
             waiting = WaitingRequest(connection, deadline_ns)
         else:
             try:
-                key, arguments = self._runner.call_inline(self._caller.key_of, connection)
+                key, arguments = self._runner.call_inline(self._key_of, connection)
                 waiting = WaitingRequest(connection, deadline_ns, key, arguments)
             except BaseException as error:  # an invalid body, or user code
                 self._settle_one(connection, self._caller.failed_key(connection, error))
@@ -231,6 +241,13 @@ class RequestBatcher:
             return
         if self._timer is None or len(self._waiting) >= self._timing.target:
             self._schedule()
+
+    def _key_of(self, connection: Connection) -> tuple[int, Arguments]:
+        """Return the number of a request's key, and its arguments. Raises: as `BatchCaller.key_of`, errors of `==`."""
+        key, arguments = self._caller.key_of(connection)
+        if not self._waiting or len(self._keys) > _MAX_KEYS:
+            self._keys.clear()
+        return self._keys.setdefault(key, next(self._key_numbers)), arguments
 
     @property
     def _is_free(self) -> bool:
@@ -272,13 +289,13 @@ class RequestBatcher:
         others: list[WaitingRequest] = []
         key, count = self._waiting[0].key, len(self._waiting)
         if self._caller.batch_key is not None:
-            count = sum(waiting.has_key(key) for waiting in self._waiting)
+            count = sum(waiting.key == key for waiting in self._waiting)
         size = self._timing.size(count)
         group = self._groups.get(self._waiting[0].connection.request_id) if self._groups else None
         while self._waiting and len(chosen) < size:
             waiting = self._waiting.popleft()
             connection = waiting.connection
-            if not waiting.has_key(key) or (self._groups and self._groups.get(connection.request_id) != group):
+            if waiting.key != key or (self._groups and self._groups.get(connection.request_id) != group):
                 others.append(waiting)
                 continue
             if not connection.open:
@@ -390,9 +407,7 @@ class BatchCaller:
         """Return the key of a request, and its arguments. Raises: BadBody, PayloadError, errors of user code."""
         assert self.batch_key is not None
         arguments = self._caller.parse_arguments(connection, self._method)
-        key = self.batch_key(payload=arguments[0])
-        hash(key)
-        return key, arguments
+        return self.batch_key(payload=arguments[0]), arguments
 
     def failed_key(self, connection: Connection, error: BaseException) -> FailedCall:
         """Return the outcome of a request without a key."""
@@ -424,10 +439,10 @@ class BatchCaller:
 
     def finish(self, batch: RequestBatch, members: list[BatchMember], result: Any) -> None:
         """Assign the items of a result to their requests. Raises: WrongResult."""
-        validate_result(self._method.name, len(members), result)
+        items = results_of_batch(self._method.name, len(members), result)
         returned_ns = time.monotonic_ns()
         caller, method = self._caller, self._method
-        for member, item in zip(members, result, strict=True):
+        for member, item in zip(members, items, strict=True):
             connection = member.connection
             connection.returned_ns = returned_ns
             outcome: Outcome
@@ -442,7 +457,7 @@ class BatchCaller:
     def fail(self, batch: RequestBatch, members: list[BatchMember], error: BaseException) -> None:
         """Schedule calls of both halves; if it cannot be split, the error is the outcome of all members."""
         connections = [member.connection for member in members]
-        if batch.bisection.split(connections):
+        if not isinstance(error, WrongResultType) and batch.bisection.split(connections):
             for connection in connections:
                 connection.set_batch(0)
             if batch.calls == 1:
