@@ -11,6 +11,7 @@ from types import FrameType
 
 from cortex.errors import ModelError, UserError
 from cortex.predictor.importing import suggest_import
+from cortex.predictor.user_forks import end_if_forked, process_id
 
 _OUR_FOLDER = str(Path(__file__).resolve().parent.parent) + os.sep
 _EVENT_LOOP = str(Path(os.__file__).parent / "asyncio") + os.sep
@@ -80,8 +81,12 @@ def describe(exc: BaseException) -> str:
 @contextmanager
 def user_code(doing: str) -> Iterator[None]:
     """Convert exceptions of the user's code to UserError; `doing` describes the step, for `sys.exit()`."""
+    parent = process_id()
     try:
-        yield
+        try:
+            yield
+        finally:
+            end_if_forked(parent)
     except UserError as exc:
         if isinstance(exc, ModelError) and not exc.traceback:  # raised by a model client: add the frames of the call
             exc.traceback = format_user_traceback(exc)

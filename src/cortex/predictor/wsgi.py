@@ -10,10 +10,12 @@ import asyncio
 import io
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from a2wsgi import WSGIMiddleware
+
+from cortex.predictor.user_forks import end_if_forked, process_id
 
 #: Key of the request's body and its file in the scope, which a2wsgi puts into `environ`.
 _BODY = "cortex.body"
@@ -24,14 +26,28 @@ _MEMORY_BYTES = 1024 * 1024
 def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[None]]:
     """Return a WSGI application as an ASGI application that runs on `threads` threads."""
 
-    def call(environ: Any, start_response: Any) -> Any:
+    def call(environ: Any, start_response: Any) -> Iterator[Any]:
+        parent = process_id()
         environ["wsgi.input"], file = environ["asgi.scope"][_BODY]
         if environ.pop("HTTP_TRANSFER_ENCODING", None) is not None:  # frameworks read no more than CONTENT_LENGTH
             shutil.copyfileobj(environ["wsgi.input"], file)
             environ["CONTENT_LENGTH"] = str(file.tell())
             file.seek(0)
             environ["wsgi.input"] = file
-        return app(environ, start_response)
+
+        def start(*arguments: Any) -> Any:
+            end_if_forked(parent)
+            return start_response(*arguments)
+
+        chunks = None
+        try:
+            chunks = app(environ, start)
+            for chunk in chunks:
+                end_if_forked(parent)
+                yield chunk
+        finally:
+            getattr(chunks, "close", lambda: None)()
+            end_if_forked(parent)
 
     wsgi: Any = WSGIMiddleware(call, workers=threads)
 

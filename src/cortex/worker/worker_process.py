@@ -20,6 +20,7 @@ from typing import Any
 from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
 from cortex.payloads.signature import ApiSignature
+from cortex.predictor.user_forks import ending_forks
 from cortex.processes.limits import NoProcessorsError, processors_of, thread_share
 from cortex.worker.channel import Channel, replace_surrogates
 from cortex.worker.devices import process_environ
@@ -139,7 +140,7 @@ def signature_text(describe: Callable[[], ApiSignature]) -> str:
 def run_exit_hooks() -> None:
     """Run Python's exit hooks and flush its streams: a forked process ends by `os._exit`, which does neither."""
     with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
+        ending_forks(atexit._run_exitfuncs)()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

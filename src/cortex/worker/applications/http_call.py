@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope, route_template
 from cortex.worker.http.connection import BODILESS, Header
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
@@ -62,6 +63,7 @@ class HttpCall:
         self._length: int | None = None  #: of the body, if the application has declared it
         self._sent_bytes = 0
         self._changed: asyncio.Event | None = None
+        self._pid = process_id()
 
     # Of the connection.
 
@@ -86,6 +88,7 @@ class HttpCall:
 
     async def receive(self) -> Message:
         """Return the next part of the body, or `http.disconnect` after the end of the request."""
+        end_if_forked(self._pid)
         connection = self._connection
         while not self.is_over:
             if not self._is_read and (connection.has_body or connection.is_complete):
@@ -104,6 +107,7 @@ class HttpCall:
 
         Raises: ClientDisconnectedError; UserError, RuntimeError for a message that is not valid now.
         """
+        end_if_forked(self._pid)
         kind = message["type"]
         if self._head is None:
             if kind != "http.response.start":

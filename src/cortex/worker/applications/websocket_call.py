@@ -17,6 +17,7 @@ from wsproto.connection import ConnectionState as WebSocketState
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Message, Ping, Request, TextMessage
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
 from cortex.worker.http.connection import Header, error_body
@@ -63,6 +64,7 @@ class WebSocketCall:
         self._denial: tuple[int, tuple[Header, ...]] | None = None
         self._denial_body = bytearray()
         self._changed: asyncio.Event | None = None
+        self._pid = process_id()
         self._heard_at = self._ping_at = time.monotonic()
 
     @property
@@ -177,6 +179,7 @@ class WebSocketCall:
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message, or `websocket.disconnect` after the last one."""
+        end_if_forked(self._pid)
         while not self._received:
             if self.is_over:
                 code, reason = self._close
@@ -192,6 +195,7 @@ class WebSocketCall:
 
     async def send(self, message: dict[str, Any]) -> None:
         """Accept, refuse, send or close. Raises: ClientDisconnectedError; RuntimeError for an invalid message."""
+        end_if_forked(self._pid)
         kind = message["type"]
         if self.is_over:
             if kind == "websocket.close":

@@ -43,6 +43,7 @@ import grpc
 from cortex.predictor.binding import result_kind
 from cortex.predictor.protobuf import BoundRpc
 from cortex.predictor.tracebacks import format_user_traceback
+from cortex.predictor.user_forks import end_if_forked, ending_forks, process_id
 from cortex.worker.grpc.connection import GrpcConnection
 from cortex.worker.grpc.context import Context
 from cortex.worker.grpc.messages import json_messages, message_of, not_a_message, parse_json, parse_message, to_json
@@ -78,6 +79,7 @@ class Call:
         self.is_over = False  #: the client has its response, or has disconnected
         self.task: asyncio.Task[None] | None = None
         self._server = server
+        self._pid = process_id()
         self._connection = connection
         self._request_id = connection.request_id.decode("latin-1")
         self._is_grpc = connection.is_grpc
@@ -261,7 +263,7 @@ class Call:
     def _set_over(self, code: grpc.StatusCode) -> None:
         self.is_over, self.code, self.status = True, code, HTTP_STATUSES[code]
         for callback in self.context.end():
-            self._server.loop.run_in_executor(None, callback)
+            self._server.loop.run_in_executor(None, ending_forks(callback))
 
     def _finish(self) -> None:
         """Forget the call, whose user code has ended."""
@@ -289,7 +291,9 @@ class Call:
                 self._send_all(result)
             else:
                 last = None if result is None else self._encode(result)
+            end_if_forked(self._pid)
         except BaseException as error:  # the edge of the user's code
+            end_if_forked(self._pid)
             failure = error
         finally:
             connection.leave()
@@ -301,6 +305,7 @@ class Call:
             raise self._not_a_stream(results)
         try:
             for result in results:
+                end_if_forked(self._pid)
                 if self.is_over:
                     break
                 data = self._encode(result)
@@ -349,11 +354,13 @@ class Call:
             else:
                 raise self._not_a_stream(result)
         except BaseException as error:  # the edge of the user's code
+            end_if_forked(self._pid)
             failure = error
         self._complete(failure, last)
 
     async def _send_each(self, results: AsyncIterable[Any]) -> None:
         async for result in results:
+            end_if_forked(self._pid)
             data = self._encode(result)
             self._send(data)
             if self._connection.unsent_bytes > MAX_UNSENT_BYTES:

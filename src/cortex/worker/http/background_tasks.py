@@ -9,6 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from cortex.predictor.tracebacks import format_user_traceback
+from cortex.predictor.user_forks import end_if_forked, ending_forks, process_id
 from cortex.worker.monitoring.request_log import write_log
 
 
@@ -24,7 +25,7 @@ class BackgroundTasks:
         """Schedule a task; what it raises is logged."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="after-answer")
-        self._pool.submit(self._run, task)
+        self._pool.submit(self._run, ending_forks(task))
 
     def shutdown(self) -> None:
         """Wait for all scheduled tasks."""
@@ -44,7 +45,11 @@ class BackgroundTasks:
 
 async def contain_exit(awaitable: Awaitable[Any]) -> Any:
     """Await user code and turn `SystemExit` and the like into a RuntimeError, which does not end the event loop."""
+    parent = process_id()
     try:
-        return await awaitable
+        try:
+            return await awaitable
+        finally:
+            end_if_forked(parent)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         raise RuntimeError(f"{type(error).__name__} was raised") from error

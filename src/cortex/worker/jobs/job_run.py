@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +18,7 @@ from cortex.payloads.validation import PayloadError
 from cortex.predictor.batch import BoundBatch
 from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.channel import replace_surrogates
 from cortex.worker.jobs.operator_client import CompletionHook
 from cortex.worker.jobs.shared_state import HOOK, SharedJobState
@@ -76,7 +76,7 @@ class JobRun:
         self._traceparent = job.traceparent  #: of what submitted the current batch
         self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
         self._has_warned = False
-        self._pid = os.getpid()
+        self._pid = process_id()
 
     def run(self) -> None:
         """Run leases until the job has no more batches."""
@@ -130,9 +130,8 @@ class JobRun:
         self._leases.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
 
     def _end_batch(self) -> None:
-        """Mark the batch as finished; exit if this is a process that user code forked."""
-        if os.getpid() != self._pid:
-            os._exit(0)
+        """Mark the batch as finished."""
+        end_if_forked(self._pid)
         REQUEST.set(b"")
         if self._span is not None:
             self._span.end()
@@ -141,6 +140,7 @@ class JobRun:
 
     def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
         """Log an exception with the frames of user code, and return it for the report."""
+        end_if_forked(self._pid)
         if self._span is not None:
             self._span.fail(error)
         try:

@@ -25,6 +25,7 @@ from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.interface import BATCH_KEY
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.cancellation import CLIENTS
 from cortex.worker.http.connection import Connection
 from cortex.worker.monitoring.metrics import BatchRecorder
@@ -402,12 +403,15 @@ class BatchCaller:
         self._method = method
         self._timeout_s = timeout_s
         self._numbers = numbers
+        self._pid = process_id()
 
     def key_of(self, connection: Connection) -> tuple[Hashable, Arguments]:
         """Return the key of a request, and its arguments. Raises: BadBody, PayloadError, errors of user code."""
         assert self.batch_key is not None
         arguments = self._caller.parse_arguments(connection, self._method)
-        return self.batch_key(payload=arguments[0]), arguments
+        key = self.batch_key(payload=arguments[0])
+        end_if_forked(self._pid)
+        return key, arguments
 
     def failed_key(self, connection: Connection, error: BaseException) -> FailedCall:
         """Return the outcome of a request without a key."""
@@ -439,6 +443,7 @@ class BatchCaller:
 
     def finish(self, batch: RequestBatch, members: list[BatchMember], result: Any) -> None:
         """Assign the items of a result to their requests. Raises: WrongResult."""
+        end_if_forked(self._pid)
         items = results_of_batch(self._method.name, len(members), result)
         returned_ns = time.monotonic_ns()
         caller, method = self._caller, self._method
@@ -456,6 +461,7 @@ class BatchCaller:
 
     def fail(self, batch: RequestBatch, members: list[BatchMember], error: BaseException) -> None:
         """Schedule calls of both halves; if it cannot be split, the error is the outcome of all members."""
+        end_if_forked(self._pid)
         connections = [member.connection for member in members]
         if not isinstance(error, WrongResultType) and batch.bisection.split(connections):
             for connection in connections:

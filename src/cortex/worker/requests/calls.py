@@ -20,6 +20,7 @@ from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.connection import Connection, Header
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
@@ -95,6 +96,7 @@ class Caller:
         self._logs_on_demand = predictor.generation.logs_on_demand
         self._generation = predictor.generation
         self._tracker = tracker
+        self._pid = process_id()
         #: The user's functions around a model, of which a failed call names the one that raised.
         self._functions = tuple(predictor.generation.hooks) if predictor.request_handler is not None else ()
 
@@ -107,6 +109,7 @@ class Caller:
                 result = method.traced(arguments[0], partial(_log_value, connection))
             else:
                 result = method.call(*arguments)
+            end_if_forked(self._pid)
             if method.kind != "sync":
                 return UnfinishedCall(method.kind, result, method, arguments)
             if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
@@ -152,6 +155,7 @@ class Caller:
         if method.after is not None:
             background = partial(method.after, result, *arguments)
         encoded = encode(result, self._json_only)
+        end_if_forked(self._pid)
         if self._tracker is not None and connection.endpoint is None:  # V2 routes track for themselves
             self._tracker.track(result, connection.request_id, connection.is_copy)
         if encoded.background is not None:
@@ -165,6 +169,7 @@ class Caller:
 
         The traceback is logged, not sent to the caller.
         """
+        end_if_forked(self._pid)
         if isinstance(error, BadBody):
             return FailedCall(400, str(error))
         if isinstance(error, V2Error):

@@ -19,6 +19,7 @@ from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.channel import Channel
 from cortex.worker.requests.batching import batched_method, for_one
 from cortex.worker.requests.payload import (
@@ -50,13 +51,17 @@ def check_readiness(
     watchdog = threading.Timer(spec.timeout_s, _time_out, (spec, channel, threading.get_ident()))
     watchdog.daemon = True
     watchdog.start()
+    parent = process_id()
     try:
-        if method is not None:
-            _call(spec, predictor, method, loop)
-        elif predictor.service is not None:
-            from cortex.worker.grpc.sample_calls import call_sample  # noqa: PLC0415 - other APIs have no grpcio
+        try:
+            if method is not None:
+                _call(spec, predictor, method, loop)
+            elif predictor.service is not None:
+                from cortex.worker.grpc.sample_calls import call_sample  # noqa: PLC0415 - other APIs have no grpcio
 
-            call_sample(predictor.service, Path(spec.readiness).read_bytes(), loop)
+                call_sample(predictor.service, Path(spec.readiness).read_bytes(), loop)
+        finally:
+            end_if_forked(parent)
     except BaseException as error:  # the edge of the user's code
         is_ours = isinstance(error, UserError | BadBody | PayloadError)
         text = error.traceback if isinstance(error, UserError) else "" if is_ours else format_user_traceback(error)

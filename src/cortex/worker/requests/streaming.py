@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod
+from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.connection import Connection, Header
 from cortex.worker.requests.calls import FailedCall
@@ -61,6 +62,7 @@ class ResponseStream:
         self._media_type = media_type
         self._headers = headers
         self._media_type_if_empty = media_type_if_empty
+        self._pid = process_id()
         self._started = False
         self._is_writable = threading.Event()  #: the handler thread may produce the next chunk
 
@@ -71,16 +73,19 @@ class ResponseStream:
         """
         try:
             for chunk in chunks:
+                end_if_forked(self._pid)
                 self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
                 self._extend_deadline(_GRACE_NS)  # or the supervisor would end the process at the same moment
                 if not self._is_writable.wait(self._timeout_s) or self._connection.is_abandoned:
                     break
                 self._extend_deadline()
             else:
+                end_if_forked(self._pid)
                 self._runner.wake(self._end)
                 return
             self._runner.wake(self._connection.break_off)
             _close(chunks)
+            end_if_forked(self._pid)
         except BaseException as error:  # the edge of the user's code
             self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
 
@@ -94,8 +99,10 @@ class ResponseStream:
                     try:
                         chunk = await anext(iterator)
                     except StopAsyncIteration:
+                        end_if_forked(self._pid)
                         self._end()
                         return
+                    end_if_forked(self._pid)
                 self._write(chunk, encode_chunk(chunk))
                 self._extend_deadline(_GRACE_NS)  # as above
                 if self._connection.unsent_bytes > MAX_UNSENT_BYTES and not await self._is_flushed_in_time():
@@ -154,6 +161,7 @@ class ResponseStream:
         self._connection.end_stream()
 
     def _refuse_or_log(self, error: BaseException) -> FailedCall | None:
+        end_if_forked(self._pid)
         refused = self._refuse(error)
         if refused is None:
             self._log_error(error)
