@@ -18,17 +18,17 @@ _PLAIN = """
 access address annotated annotation answers app archive argument arguments array async auth autoscaling background
 base binding body bootstrap bound budget builder certificate change chart check cleanup cli client command commands
 config connection console content controller conversion cpu credential cross dashboard database debugger deploy
-deployer description detection dev device diagnose dockerfile document dotenv election embedded engine error exception
-export fetcher field file filelock foreground form format forwarding get glob haproxy hosting http identity ignore
-import importing infrastructure installer interface json jsonl judge key known kubernetes lifecycle lightgbm limit
-link loaded loader local location log main map mapping masking memory message metric mlflow monitor monitoring object
-onnx openai output packaging parameter path pickle policy postgresql prediction preparations priority probe process
-progress protobuf protocol python query queue queueing ray reason record reload remote rendering replica report
-request requirement reservation retry route routed routing rpc rule run runner sample scaling schema secret security
-service serving session settings shape simulation sklearn socket source spelling start state statistics status storage
-store stream streaming summary table task telemetry template tensor tensorflow terminal testing theory timing tls total
-traceback tracking traffic transport tree type unacknowledged upstream usage user validate validation value view
-violation watcher wire writer wsgi xgboost
+deployer description detection dev device diagnose dockerfile document dotenv election embedded encoding engine
+error exception export fetcher field file filelock foreground form format forwarding get glob haproxy hosting http
+identity ignore import importing infrastructure installer interface json jsonl judge key known kubernetes lifecycle
+lightgbm limit link loaded loader local location log main map mapping masking memory message metric mlflow monitor
+monitoring multipart object onnx openai output packaging parameter path pickle policy postgresql prediction
+preparations priority probe process progress protobuf protocol python query queue queueing ray reason record reload
+remote rendering replica report request requirement reservation retry route routed routing rpc rule run runner
+sample scaling schema secret security service serving session settings shape simulation sklearn socket source
+spelling start state statistics status storage store stream streaming summary table task telemetry template tensor
+tensorflow terminal testing theory timing tls total traceback tracking traffic transport tree type unacknowledged
+upstream usage user validate validation value view violation watcher wire writer wsgi xgboost
 """
 PLAIN = set(_PLAIN.split())
 

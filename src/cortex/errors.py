@@ -7,6 +7,7 @@ CortexError
 │   ├── NotFoundError             no such API, job, key or environment
 │   ├── ConflictError             valid, but not in the present state (API is updating, kind changed)
 │   ├── TooLargeError             the request exceeds a size limit
+│   ├── UnsupportedMediaTypeError the character set or the coding of a body is not supported
 │   ├── UnauthorizedError         the operator's token is missing or wrong
 │   ├── ForbiddenError            the operator's token does not permit the request
 │   ├── MethodNotAllowedError     a path does not support the method
@@ -123,6 +124,17 @@ class TooLargeError(InputError):
 
     code = "too_large"
     http_status = 413
+
+
+class UnsupportedMediaTypeError(InputError):
+    """A body has a character set or a content coding that is not supported; `accepted` are the codings that are."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+    def __init__(self, message: str, accepted: str = "") -> None:
+        super().__init__(message)
+        self.accepted = accepted
 
 
 class UnauthorizedError(InputError):

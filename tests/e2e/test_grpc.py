@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -398,6 +399,20 @@ def test_calls_in_json(cortex: Installation, project: Path, tmp_path: Path) -> N
         assert (single.status, single.json["code"]) == (400, "INVALID_ARGUMENT")
         assert "must be a JSON array" in single.json["error"]
     assert cortex.post("/numbers.Numbers/Double", body=b'{"value": "\xff"}').status == 400
+    for path, body, value in (("/numbers.Numbers/Double", b'{"value": 21}', "42"), ("/loop.Numbers/Sum", b"[{}]", "0")):
+        for sent, coding, status in (
+            (gzip.compress(body), "gzip", 200),
+            (body, "gzip", 400),
+            (body, "br", 415),
+            (gzip.compress(bytes(50_000_000)), "gzip", 413),
+        ):
+            answer = cortex.post(path, body=sent, content_encoding=coding)
+            assert answer.status == status, (path, coding, answer.body)
+            assert status != 200 or answer.json.get("value", "0") == value
+            assert ("accept-encoding" in answer.headers) == (status == 415)
+        assert cortex.post(path, body=body, content_type="application/json; charset=punycode").status == 415
+        in_utf16 = body.decode().encode("utf-16")
+        assert cortex.post(path, body=in_utf16, content_type="application/json; charset=utf-16").status == 200
     sample = tmp_path / "sample.json"
     sample.write_text('{"value": 3}')
     assert '"value": "6"' in cortex.cortex("predict", "numbers", sample, "--method", "Double").stdout

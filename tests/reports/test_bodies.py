@@ -2,12 +2,92 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.installations.installation import ECHO_SOURCE, Installation
-from harness.installations.reports import Report, deployed_report
+from harness.installations.reports import Report, ReportedApi, deployed_report
+
+FORM = "application/x-www-form-urlencoded"
+
+#: Every kind of API that reads a body itself.
+READERS = """
+    import asyncio
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload, headers):
+            payload = dict(payload) if hasattr(payload, "multi_items") else payload
+            payload = payload.decode("latin-1") if isinstance(payload, bytes) else payload
+            return {"payload": payload, "coding": headers.get("content-encoding")}
+
+        async def handle_put(self, payload):
+            await asyncio.sleep(0)
+            return {"payload": payload}
+
+        def handle_async(self, payload):
+            return {"payload": payload}
+
+    class Task:
+        def __call__(self, config):
+            return config
+"""
+READERS_CONFIG = """
+    - name: t
+      kind: RealtimeAPI
+      handler: {type: python, path: handler.py}
+      networking: {max_body_size: 1Mi}
+    - name: a
+      kind: AsyncAPI
+      handler: {type: python, path: handler.py}
+      networking: {max_body_size: 1Mi}
+    - name: k
+      kind: TaskAPI
+      definition: {path: handler.py}
+      networking: {max_body_size: 1Mi}
+"""
+TARGETS = [("POST", "/t"), ("PUT", "/t"), ("POST", "/a"), ("POST", "/k")]
+
+
+def outcomes_of_codings(api: ReportedApi) -> object:
+    """Return the statuses of all kinds of APIs for a good body, a damaged one, a bomb, and a coding that is unknown."""
+    plain = b'{"config": {"x": 1}}'
+    bodies = {
+        "good": ("gzip", gzip.compress(plain)),
+        "deflate": ("deflate", zlib.compress(plain)),
+        "damaged": ("gzip", gzip.compress(plain)[:-5]),
+        "bomb": ("gzip", gzip.compress(b"[" + bytes(20_000_000))),
+        "unknown": ("br", plain),
+    }
+    found: dict[str, Any] = {}
+    for method, path in TARGETS:
+        for name, (coding, body) in bodies.items():
+            headers = {"content_type": "application/json", "content_encoding": coding}
+            answer = api.cortex.post(path, body=body, method=method, **headers)
+            found.setdefault(name, []).append(answer.status)
+            if name == "unknown":
+                found.setdefault("accepts", []).append(answer.headers.get("accept-encoding"))
+    form = api.post(body=gzip.compress(b"a=1"), content_type=FORM, content_encoding="gzip")
+    return found | {"form": form.json}
+
+
+def outcomes_of_charsets(api: ReportedApi) -> object:
+    """Return the statuses of all kinds of APIs for a codec that is no character set."""
+    found = []
+    for method, path in TARGETS:
+        slow = b'{"config": {"x-' + b"a" * 400_000 + b'": 1}}'
+        latin = '{"config": {"é": 1}}'.encode("latin-1")
+        for charset, body in (("punycode", slow), ("latin1", latin)):
+            content_type = f"application/json; charset={charset}"
+            found.append(api.cortex.post(path, body=body, method=method, content_type=content_type).status)
+    return found
+
 
 REPORTS = [
     Report(
@@ -16,6 +96,30 @@ REPORTS = [
         ECHO_SOURCE,
         lambda api: api.post(body=b'{"a": 1}', content_type="Application/JSON ; Charset=UTF-8").json,
         {"a": 1},
+    ),
+    Report(
+        "a compressed body is decoded, or refused, in the same way by every kind of API",
+        "tensorflow/serving#1091",
+        READERS,
+        outcomes_of_codings,
+        {
+            "good": [200] * 4,
+            "deflate": [200] * 4,
+            "damaged": [400] * 4,
+            "bomb": [413] * 4,
+            "unknown": [415] * 4,
+            "accepts": ["gzip, deflate"] * 4,
+            "form": {"payload": {"a": "1"}, "coding": None},
+        },
+        READERS_CONFIG,
+    ),
+    Report(
+        "a codec that is no character set is refused at once by every kind of API",
+        "C2",
+        READERS,
+        outcomes_of_charsets,
+        [415, 200] * 4,
+        READERS_CONFIG,
     ),
 ]
 

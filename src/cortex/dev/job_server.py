@@ -19,11 +19,21 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from cortex.dev.local.jobs import AsyncApi, JobsApi, LocalJob
-from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError, UnknownWorkloadError
+from cortex.errors import (
+    CortexError,
+    InputError,
+    MethodNotAllowedError,
+    NotFoundError,
+    UnknownWorkloadError,
+    UnsupportedMediaTypeError,
+)
 from cortex.jobs.http.view import JobView, job_json, submitted_json
+from cortex.jobs.intake.request_body import as_input_error, check_charset, text_in_utf8
 from cortex.jobs.spec import Workload
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import MAX_WAIT_S, workload_json
+from cortex.payloads.content_encoding import content_coding, decode_body
+from cortex.payloads.validation import BadBody
 from cortex.worker.http.connection import Connection, ConnectionPool
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.requests.payload import JSON, encode_json
@@ -88,7 +98,9 @@ class JobServer:
             answer = await self._answer(connection)
             connection.respond(200, JSON, encode_json(answer))
         except CortexError as error:
-            connection.respond_error(error.http_status, str(error))
+            accepted = error.accepted.encode() if isinstance(error, UnsupportedMediaTypeError) else b""
+            headers = ((b"accept-encoding", accepted),) if accepted else ()
+            connection.respond_error(error.http_status, str(error), headers)
         finally:
             connection.task = None
 
@@ -106,18 +118,28 @@ class JobServer:
         return self._job(name or parameters.get("jobID", ""))
 
     async def _submit(self, connection: Connection) -> Any:
-        body = connection.body
+        content_type = (connection.content_type or b"").decode("latin-1")
+        body = await asyncio.to_thread(self._decoded_body, connection)
         if isinstance(self._api, AsyncApi):
-            content_type = (connection.content_type or b"").decode("latin-1")
             if not content_type:
                 raise InputError("the header Content-Type is missing; say what the body is, as application/json")
+            check_charset(content_type)
             workload = self._api.submit(content_type, body)
             self._queue.put(workload)
             return {"id": str(workload.id)}
-        job = await asyncio.to_thread(self._api.submit, body)
+        job = await asyncio.to_thread(self._api.submit, text_in_utf8(body, content_type))
         self._jobs[job.record.id] = job
         self._queue.put(job)
         return submitted_json(job.record)
+
+    def _decoded_body(self, connection: Connection) -> bytes:
+        """Return the body of a request, decompressed. Raises: InputError, TooLargeError, UnsupportedMediaTypeError."""
+        body = connection.body
+        try:
+            coding = content_coding(connection.codings) if body else ""
+            return decode_body(body, coding, self._pool.max_body_bytes) if coding else body
+        except BadBody as error:
+            raise as_input_error(error) from None
 
     def _job(self, name: str) -> Any:
         job = self._jobs.get(name)

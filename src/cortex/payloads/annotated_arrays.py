@@ -12,6 +12,7 @@ import orjson
 
 from cortex.payloads.annotated_files import only_file
 from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
+from cortex.payloads.content_type import to_utf8
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import TEXT_SCHEMA, Part, PayloadType
 from cortex.payloads.signature import BodySignature, Json
@@ -202,7 +203,8 @@ class FrameType(PayloadType):
 
     def from_form(self, form: Any) -> Any:
         file = only_file(form)
-        return self.from_bytes(file.file.read(), file.content_type or "text/csv")
+        content_type = file.content_type or "text/csv"
+        return self.from_bytes(to_utf8(file.file.read(), content_type.encode("latin-1")), content_type)
 
 
 def _is_rows(value: Any) -> bool:

@@ -7,7 +7,6 @@ tensors. `inference_tensors` converts data to arrays. This module does not impor
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +25,6 @@ CONTENT_TYPES = ("np", "str", "base64", "pd")
 
 _MAX_RANK = 64  #: of numpy's arrays
 _MAX_ELEMENTS = 2**59  #: numpy counts the bytes of an array with 64 bits
-#: JSON that grows to more than this by decompression, and to more than so many times its compressed size, is refused.
-_MAX_GROWN_JSON_BYTES = 8 * 1024**2
-_MAX_GROWTH = 100
 _SHOWN_CHARACTERS = 60
 _SHOWN_NAMES = 20
 #: Parameters of extensions that would change the meaning of a request.
@@ -144,45 +140,6 @@ def _tensor_document(tensor: TensorSignature) -> Json:
     if tensor.optional:
         parameters["optional"] = True
     return {**document, "parameters": parameters} if parameters else document
-
-
-def decompress(body: bytes, encoding: bytes, json_length: bytes | None, max_bytes: int) -> tuple[bytes, int | None]:
-    """Decompress a body of the given content encoding to at most `max_bytes`.
-
-    Return it with the length of its JSON, from the header `Inference-Header-Content-Length`; None: it is JSON alone.
-    Raises: V2Error, also for JSON that grows to much more than its compressed size: kilobytes could become millions of
-    objects, unlike binary tensors, which take no time to decode.
-    """
-    data = _decompress(body, encoding, max_bytes)
-    length = parse_json_length(json_length, len(data))
-    json_bytes = len(data) if length is None else length
-    if data is not body and json_bytes > max(_MAX_GROWN_JSON_BYTES, _MAX_GROWTH * len(body)):
-        message = f"the JSON of the request has {json_bytes} bytes, more than {_MAX_GROWTH} times the compressed body"
-        raise V2Error(413, f"{message}; send it uncompressed, or the tensors in binary form")
-    return data, length
-
-
-def _decompress(body: bytes, encoding: bytes, max_bytes: int) -> bytes:
-    kind = encoding.strip().lower()
-    if kind in (b"", b"identity"):
-        return body
-    if kind not in (b"gzip", b"x-gzip", b"deflate"):
-        shown = shorten(encoding.decode("latin-1"))
-        raise V2Error(415, f"the content encoding {shown} is not supported; use gzip, deflate or none")
-    # Some clients send `deflate` without the header of zlib, whose first byte has the compression method 8.
-    is_bare = kind == b"deflate" and body[:1] and body[0] & 0x0F != zlib.DEFLATED
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
-    try:
-        data = inflater.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise V2Error(400, f"the body is not valid {kind.decode()}: {error}") from None
-    if len(data) > max_bytes:
-        raise V2Error(413, f"the decompressed body is larger than {max_bytes} bytes")
-    if not inflater.eof:
-        raise V2Error(400, f"the body is not valid {kind.decode()}: it is incomplete")
-    if inflater.unused_data:
-        raise V2Error(400, f"the body is not valid {kind.decode()}: bytes follow its end")
-    return data
 
 
 def parse_json_length(value: bytes | None, body_bytes: int) -> int | None:

@@ -31,6 +31,7 @@ import orjson
 from numpy.typing import NDArray
 
 from cortex.errors import ModelInputError, with_article
+from cortex.payloads.content_type import to_utf8
 from cortex.payloads.inference_tensors import DTYPES
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.signature import ModelSignature, TensorSignature
@@ -95,12 +96,15 @@ class ModelRequest:
 def read_request(payload: Any, signature: ModelSignature, content_type: str = "") -> ModelRequest:
     """Return the arrays of a parsed body, with the names, datatypes and shapes of the signature.
 
-    A body of str or bytes is CSV or JSON, by its content type. Raises: ModelInputError with a message for the caller.
+    A body of str or bytes is CSV or JSON, by its content type. Raises: ModelInputError with a message for the caller;
+    BadBody for a character set.
     """
     reader = _Reader(signature)
     media_type = content_type.partition(";")[0].strip().lower()
     if payload in ("", b"") or (media_type in _FORM_TYPES and not payload):
         raise ModelInputError(f"the body is empty; {_SEND}")
+    if isinstance(payload, bytes):
+        payload = to_utf8(payload, content_type.encode("latin-1"))
     if isinstance(payload, str | bytes):
         if media_type == "text/csv":
             return ModelRequest(reader.csv(payload), "rows")
@@ -219,7 +223,7 @@ class _Reader:
             text = body.decode("utf-8-sig") if isinstance(body, bytes) else body
             lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
         except UnicodeDecodeError:
-            raise ModelInputError("the body is not UTF-8") from None
+            raise ModelInputError("the body is not UTF-8; the content type must name another character set") from None
         except csv.Error as exc:
             raise ModelInputError(f"the body is not CSV: {exc}") from None
         if len(lines) < 2:

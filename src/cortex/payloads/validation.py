@@ -28,6 +28,15 @@ _INPUTS = {
 }
 
 
+class BadBody(Exception):
+    """A body that can't be read by its content type and coding; `str(error)` is sent to the caller."""
+
+    def __init__(self, message: str, status: int = 400, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers  #: of the response
+
+
 class PayloadError(Exception):
     """A payload that is not of the annotated type: status 422. `str(error)` names the first place that is wrong."""
 

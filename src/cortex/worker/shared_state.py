@@ -19,9 +19,10 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     READING                     the request is complete, a slot is free             RUNNING
     READING                     the request is complete, no slot is free            QUEUED
     READING                     the request waits for a batch                       QUEUED
+    READING                     its body is to be decompressed                      QUEUED
     READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
     QUEUED                      a slot is free, or its batch begins                 RUNNING
-    QUEUED                      timed out                                           IDLE or DRAINING
+    QUEUED                      timed out, or its body can't be decompressed        IDLE or DRAINING
     RUNNING                     its batch failed or timed out, it will be retried   QUEUED
     RUNNING                     first chunk of a streaming response                 ANSWERING
     READING RUNNING ANSWERING   response complete and taken by the gateway          IDLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import uuid
 from collections.abc import Iterator
@@ -39,6 +40,24 @@ def test_a_body_is_stored_unchanged(server: JobsServer, content_type: str, body:
     workload = server.workloads.added[-1]
     assert json.loads(answer) == {"id": str(workload.id)}
     assert (workload.content_type, workload.body) == (content_type, body)
+
+
+def test_a_compressed_body_is_stored_decompressed(server: JobsServer) -> None:
+    headers = {**GREET, "content-type": "application/json", "content-encoding": "gzip"}
+    assert server.send("POST", "/greet", gzip.compress(b'{"a": 1}'), headers)[0] == 200
+    assert server.workloads.added[-1].body == b'{"a": 1}'
+    assert server.send("POST", "/greet", b'{"a": 1}', headers)[0] == 400
+    status, answered, _ = server.send("POST", "/greet", b"x", {**headers, "content-encoding": "br"})
+    assert (status, answered["accept-encoding"]) == (415, "gzip, deflate")
+
+
+def test_rejects_a_text_in_an_unknown_character_set(server: JobsServer) -> None:
+    for content_type, status in (
+        ("text/plain; charset=punycode", 415),
+        ("multipart/form-data; boundary=X; charset=hex", 415),
+        ("image/png; charset=binary", 200),
+    ):
+        assert server.send("POST", "/greet", b"x", {**GREET, "content-type": content_type})[0] == status
 
 
 def test_rejects_a_body_without_a_content_type(server: JobsServer) -> None:

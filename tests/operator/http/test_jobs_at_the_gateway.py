@@ -43,6 +43,30 @@ def test_the_content_type_of_a_submission_does_not_matter(server: JobsServer, ki
     assert server.as_user("POST", body=submission(), content_type=kind)[0] == 200
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_compressed_submission_is_decompressed(server: JobsServer, lines: bool) -> None:
+    query, body, kind = ("?workers=1&batch_size=2", "1\n2\n3\n", LINES) if lines else ("", submission(), {})
+    packed = gzip.compress(body.encode(), mtime=0)
+    status, job = server.as_user("POST", query, body=packed, content_encoding="gzip", **kind)
+    assert status == 200, job
+    assert server.jobs.batches[job["job_id"]] == [b"[1,2]", b"[3]"]
+    for sent, coding, refused in (
+        (packed[:-4], "gzip", 400),
+        (body.encode(), "gzip", 400),
+        (packed, "br", 415),
+        (gzip.compress(b" " * 20_000_000), "gzip", 413),
+    ):
+        assert server.as_user("POST", query, body=sent, content_encoding=coding, **kind)[0] == refused
+    assert len(server.jobs.records) == 1
+
+
+def test_a_submission_is_decoded_by_its_character_set(server: JobsServer) -> None:
+    body = submission(config={"x": "é"})
+    for charset, status in (("utf-16", 200), ("punycode", 415)):
+        sent = body.encode("utf-16")
+        assert server.as_user("POST", body=sent, content_type=f"application/json; charset={charset}")[0] == status
+
+
 @pytest.mark.parametrize("form", ["?jobID={}", "/{}"])
 def test_a_job_is_read_and_stopped_with_both_url_forms(server: JobsServer, form: str) -> None:
     job_id = server.as_user("POST", body=submission())[1]["job_id"]

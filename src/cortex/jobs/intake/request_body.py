@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from starlette.requests import Request
 
-from cortex.errors import BusyError, TooLargeError
+from cortex.errors import BusyError, InputError, TooLargeError, UnsupportedMediaTypeError
+from cortex.payloads.content_encoding import BodyDecoder, content_coding
+from cortex.payloads.content_type import UTF8, charset_of, is_text, media_type_of, to_utf8
+from cortex.payloads.validation import BadBody
 
 #: Memory for the bodies of all submissions that are not stored yet. Uploads of lines need almost none.
 MAX_HELD_BYTES = 128 * 1024 * 1024
@@ -56,14 +60,15 @@ async def read_body(
 ) -> bytes:
     """Return the body of a request. `acquire` gets the size of each piece before it is kept.
 
-    Raises: TooLargeError, with `fix` in its message, as soon as more than `max_bytes` are announced or received.
+    It is decompressed. Raises: TooLargeError, with `fix` in its message, as soon as more than `max_bytes` are announced
+    or received; InputError, UnsupportedMediaTypeError.
     """
     length = request.headers.get("content-length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
     pieces: list[bytes] = []
     total = 0
     if size <= max_bytes:
-        async for piece in request.stream():
+        async for piece in body_pieces(request):
             total += len(piece)
             if total > max_bytes:
                 break
@@ -72,3 +77,58 @@ async def read_body(
     if max(size, total) > max_bytes:
         raise TooLargeError(f"the body is larger than {max_bytes} bytes{f'; {fix}' if fix else ''}")
     return b"".join(pieces)
+
+
+async def body_pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives, decompressed. Raises: InputError, TooLargeError, UnsupportedMediaTypeError."""
+    try:
+        coding = content_coding(",".join(request.headers.getlist("content-encoding")).encode("latin-1"))
+        decoder = BodyDecoder(coding) if coding else None
+        is_empty = True
+        async for received in request.stream():
+            is_empty = is_empty and not received
+            if decoder is None:
+                yield received
+                continue
+            for piece in decoder.feed(received):
+                yield piece
+                await asyncio.sleep(0)  # a small piece may decompress to a large one
+        if decoder is not None and not is_empty:
+            decoder.end()
+    except BadBody as error:
+        raise as_input_error(error) from None
+
+
+def text_in_utf8(body: bytes, content_type: str) -> bytes:
+    """Return a body in UTF-8. Raises: InputError, UnsupportedMediaTypeError."""
+    try:
+        return to_utf8(body, content_type.encode("latin-1", "replace"))
+    except BadBody as error:
+        raise as_input_error(error) from None
+
+
+def check_utf8(content_type: str) -> None:
+    """Check that lines of JSON, which are read as they arrive, are UTF-8. Raises: UnsupportedMediaTypeError."""
+    try:
+        if charset_of(content_type.encode("latin-1", "replace")) != UTF8:
+            raise UnsupportedMediaTypeError("lines of JSON can be sent in UTF-8 only")
+    except BadBody as error:
+        raise as_input_error(error) from None
+
+
+def check_charset(content_type: str) -> None:
+    """Check the character set of a text. Raises: UnsupportedMediaTypeError."""
+    raw = content_type.encode("latin-1", "replace")
+    try:
+        if is_text(media_type := media_type_of(raw)) or media_type.startswith(b"multipart/form"):
+            charset_of(raw)
+    except BadBody as error:
+        raise as_input_error(error) from None
+
+
+def as_input_error(error: BadBody) -> InputError:
+    """Return the error with the status of `error`."""
+    if error.status == UnsupportedMediaTypeError.http_status:
+        accepted = dict(error.headers).get(b"accept-encoding", b"").decode()
+        return UnsupportedMediaTypeError(str(error), accepted)
+    return (TooLargeError if error.status == TooLargeError.http_status else InputError)(str(error))

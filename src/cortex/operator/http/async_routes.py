@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, UnknownWorkloadError
-from cortex.jobs.intake.request_body import RequestMemory, read_body
+from cortex.jobs.intake.request_body import RequestMemory, check_charset, read_body
 from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
@@ -54,6 +54,7 @@ class AsyncRoutes(GatewayRoutes):
         content_type = request.headers.get("content-type", "").strip()
         if not content_type:
             raise InputError("the header Content-Type is missing; say what the body is, as application/json")
+        check_charset(content_type)
         with self._memory.share() as share:
             body = await read_body(
                 request, self._workloads.max_body_bytes(api), share.acquire, "raise networking.max_body_size of the API"

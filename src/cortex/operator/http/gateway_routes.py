@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cortex.errors import CortexError, MethodNotAllowedError
+from cortex.errors import CortexError, MethodNotAllowedError, UnsupportedMediaTypeError
 from cortex.telemetry import Logger
 
 #: Headers that the gateway sets on every request: the API, and the job or workload if the path names one.
@@ -46,6 +46,8 @@ class GatewayRoutes(ABC):
         response = self._error_response(request, error)
         if isinstance(error, MethodNotAllowedError):
             response.headers["allow"] = error.allowed
+        if isinstance(error, UnsupportedMediaTypeError) and error.accepted:
+            response.headers["accept-encoding"] = error.accepted
         if error.http_status == 503:
             response.headers["retry-after"] = "1"
         return response

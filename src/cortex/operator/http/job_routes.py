@@ -18,7 +18,7 @@ from cortex.engine.logs import LogSource
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError, SubmissionError
 from cortex.jobs.http.view import job_json, jobs_json, submitted_json
 from cortex.jobs.intake.items import split_lines
-from cortex.jobs.intake.request_body import RequestMemory, read_body
+from cortex.jobs.intake.request_body import RequestMemory, body_pieces, check_utf8, read_body, text_in_utf8
 from cortex.jobs.intake.submission import (
     DRY_RUN,
     SubmissionLimits,
@@ -227,13 +227,16 @@ async def _read_submission(
 
     Raises: SubmissionError, TooLargeError, BusyError; and, as its pieces do, ClientDisconnect when the caller is gone.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
     if kind in _UPLOAD_TYPES:
         if limits.is_task:
             raise SubmissionError('a task has no items; send something like {"config": {"key": "value"}} as JSON')
-        return parse_upload(dict(request.query_params), limits), request.stream()
+        check_utf8(content_type)
+        return parse_upload(dict(request.query_params), limits), body_pieces(request)
     check_query(request.query_params)
     body = await read_body(request, limits.max_body_bytes, acquire, _IF_TOO_LARGE)
+    body = text_in_utf8(body, content_type)
     if len(body) > _LARGE_BYTES:
         return await asyncio.to_thread(parse_body, body, limits), None
     return parse_body(body, limits), None

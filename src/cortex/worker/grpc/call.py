@@ -36,10 +36,14 @@ import threading
 import time
 from collections.abc import AsyncIterable, Iterable
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from cortex.payloads.content_encoding import content_coding, decode_body
+from cortex.payloads.content_type import charset_of, to_utf8
+from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import result_kind
 from cortex.predictor.protobuf import BoundRpc
 from cortex.predictor.tracebacks import format_user_traceback
@@ -95,6 +99,8 @@ class Call:
         self.context = Context(self, metadata_of(all_headers), peer, self._client_deadline_ns)
         self._reader = MessageReader(headers.get(b"grpc-encoding", b""), server.connections.max_body_bytes)
         self._body = bytearray()  #: of a call in JSON
+        self._coding = ""  #: of this body
+        self._refusal: BadBody | None = None  #: why it can't be read
         self._message: bytes | None = None  #: the only one of a request that is not streamed
         self._requests: ThreadRequests | AsyncRequests | None = None
         self._is_read = False
@@ -111,6 +117,13 @@ class Call:
     def begin(self) -> None:
         """Read the request, and call the user's method as soon as it has what it takes."""
         self._check_later(time.monotonic_ns())
+        if not self._is_grpc:
+            try:
+                charset_of(self._connection.content_type or b"")
+                self._coding = content_coding(self._connection.codings)
+            except BadBody as error:
+                self._refuse(error)
+                return
         if self.rpc.request_streams:
             requests = AsyncRequests if self.rpc.is_async else ThreadRequests
             self._requests = requests(self._parse, self._on_room)
@@ -137,6 +150,8 @@ class Call:
                 self._extend()
             try:
                 self._read()
+            except BadBody as error:
+                self._refuse(error)
             except RpcError as error:
                 self._end(error.code, error.message)
         elif not self.is_over:
@@ -155,7 +170,22 @@ class Call:
             self._read_messages(data) if self._is_grpc else self._read_json(data)
         if connection.is_complete and not self.is_over:
             self._is_read = True
+            if self._coding and self._body:
+                decode = partial(decode_body, bytes(self._body), self._coding, self._server.connections.max_body_bytes)
+                self._server.loop.run_in_executor(None, decode).add_done_callback(self._on_decoded)
+            else:
+                self._end_request()
+
+    def _on_decoded(self, decoded: asyncio.Future[bytes]) -> None:
+        if self.is_over:
+            return
+        try:
+            self._body[:] = decoded.result()
             self._end_request()
+        except BadBody as error:
+            self._refuse(error)
+        except RpcError as error:
+            self._end(error.code, error.message)
 
     def _read_messages(self, data: bytes) -> None:
         for message in self._reader.feed(data):
@@ -165,7 +195,7 @@ class Call:
         self._body += data
         limit = self._server.connections.max_body_bytes
         if len(self._body) > limit:
-            raise RpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request body is larger than {limit} bytes")
+            raise BadBody(f"the request body is larger than {limit} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
     def _deliver(self, message: bytes) -> None:
         if self._requests is not None:
@@ -179,7 +209,8 @@ class Call:
         if not self._reader.is_empty:
             raise RpcError(grpc.StatusCode.INTERNAL, "the last message of the request is incomplete")
         if not self._is_grpc:
-            for part in json_messages(bytes(self._body), self.rpc.name, self.rpc.request_streams):
+            body = to_utf8(bytes(self._body), self._connection.content_type or b"")
+            for part in json_messages(body, self.rpc.name, self.rpc.request_streams):
                 self._deliver(part)
         if self._requests is not None:
             self._requests.end()
@@ -244,6 +275,12 @@ class Call:
         self._was_closed = not self._connection.open
         self._stop(RpcError(code, message))
 
+    def _refuse(self, error: BadBody) -> None:
+        """End the call, whose request in JSON can't be read."""
+        self._refusal = error
+        is_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        self._end(grpc.StatusCode.RESOURCE_EXHAUSTED if is_large else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
     def _on_disconnected(self) -> None:
         self._set_over(grpc.StatusCode.CANCELLED)
         self._was_closed = True
@@ -261,7 +298,7 @@ class Call:
             self._finish()
 
     def _set_over(self, code: grpc.StatusCode) -> None:
-        self.is_over, self.code, self.status = True, code, HTTP_STATUSES[code]
+        self.is_over, self.code, self.status = True, code, self._http_status(code)
         for callback in self.context.end():
             self._server.loop.run_in_executor(None, ending_forks(callback))
 
@@ -449,10 +486,14 @@ class Call:
         if self._is_grpc:
             self._connection.abandon_messages(code, message)
         else:
-            self._connection.abandon_json(code, message)
+            self._connection.abandon_json(self._http_status(code), code.name, message)
 
     def _fail_json(self, code: grpc.StatusCode, message: str) -> None:
         if self._connection.has_head:
             self._connection.close()
         else:
-            self._connection.respond_error(HTTP_STATUSES[code], message, fields={"code": code.name})
+            headers = self._refusal.headers if self._refusal is not None else ()
+            self._connection.respond_error(self._http_status(code), message, headers, {"code": code.name})
+
+    def _http_status(self, code: grpc.StatusCode) -> int:
+        return self._refusal.status if self._refusal is not None else HTTP_STATUSES[code]

@@ -115,12 +115,11 @@ class GrpcConnection(StreamingConnection):
             self._has_head = True
             self.start_stream(200, b"application/x-ndjson")
 
-    def abandon_json(self, code: grpc.StatusCode, message: str) -> None:
+    def abandon_json(self, status: int, code: str, message: str) -> None:
         """Write the error of a call that goes on, unless its response has begun, and close."""
         if self.open and not self._has_head:
             self._close_after = True
-            status = HTTP_STATUSES[code]
-            body = error_body(message, self.request_id.decode("latin-1"), {"code": code.name})
+            body = error_body(message, self.request_id.decode("latin-1"), {"code": code})
             head = response_head(status, b"application/json", ()) + self._last_headers(status)
             self._send(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
         self.close()

@@ -246,6 +246,7 @@ class Connection:
         "arrived_ns",
         "batched_ns",
         "compared",
+        "content_encoding",
         "content_type",
         "endpoint",
         "headers",
@@ -261,6 +262,8 @@ class Connection:
         "url",
     )
 
+    content_type: bytes | None
+    content_encoding: bytes | None  #: of the body as it is now
     url: bytes  #: target of the request: its path and query
     compared: bytes | None  #: `original` or `copy`, if two revisions get the request
 
@@ -313,6 +316,17 @@ class Connection:
     def body(self) -> bytes:
         """Return the complete body."""
         return self._body[0] if len(self._body) == 1 else b"".join(self._body)
+
+    @property
+    def codings(self) -> bytes:
+        """Return the values of all headers `Content-Encoding`."""
+        return b",".join(value for name, value in self.headers if name == b"content-encoding")
+
+    def set_decoded_body(self, body: bytes) -> None:
+        """Replace the body by what it decodes to. Nobody is to decode it again, so the header disappears, too."""
+        self._body[:], self._body_bytes = [body], len(body)
+        self.headers[:] = [header for header in self.headers if header[0] != b"content-encoding"]
+        self.content_encoding = None
 
     @property
     def is_copy(self) -> bool:
@@ -618,6 +632,7 @@ class Connection:
             self.url = b"/" + self.url.partition(b"://")[2].partition(b"/")[2]
         headers = dict(self.headers)
         self.content_type = headers.get(b"content-type")
+        self.content_encoding = headers.get(b"content-encoding")
         self.request_id = self.log_id = headers.get(b"x-cortex-request-id", b"")
         if b"traceparent" in headers:
             self.log_id = log_id(self.request_id, headers[b"traceparent"])
@@ -664,7 +679,7 @@ class Connection:
 
     def _reset(self) -> None:
         self.url = b""
-        self.content_type = None
+        self.content_type = self.content_encoding = None
         self.request_id = self.log_id = b""
         self.requests_info = False
         self.compared = None

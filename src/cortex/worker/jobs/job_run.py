@@ -13,8 +13,9 @@ import orjson
 from cortex.errors import ModelError, UserError, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
+from cortex.payloads.content_type import FORM, is_json, media_type_of, to_utf8
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.validation import PayloadError
+from cortex.payloads.validation import BadBody, PayloadError
 from cortex.predictor.batch import BoundBatch
 from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -25,7 +26,7 @@ from cortex.worker.jobs.shared_state import HOOK, SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.worker.monitoring.request_log import REQUEST, write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
-from cortex.worker.requests.payload import FORM, BadBody, encode_json, json_or, parse, parse_typed
+from cortex.worker.requests.payload import encode_json, json_or, parse, parse_typed
 
 if TYPE_CHECKING:
     from cortex.worker.monitoring.spans import BatchSpan, Tracing
@@ -210,9 +211,6 @@ def _parse(payload: bytes, payload_type: PayloadType | None) -> Any:
         raise UserError(str(error)) from None
 
 
-_PARSED = ("application/json", "text/plain")
-
-
 class WorkloadRun(JobRun):
     """Runs the workloads of an AsyncAPI: a batch is a workload, whose result must be a dict."""
 
@@ -236,18 +234,15 @@ class WorkloadRun(JobRun):
 
 def _parse_workload(workload: Workload, bound: BoundBatch) -> Any:
     """Return what the user's method annotates, or else JSON, text or bytes: then forms are not parsed."""
-    if bound.payload_type is not None:
-        content_type = workload.content_type.encode(errors="replace")
-        try:
-            return parse_typed(bound.payload_type, content_type, workload.body)
-        except (BadBody, PayloadError) as error:
-            raise UserError(str(error)) from None
-    kind = workload.content_type.partition(";")[0].strip().lower()
-    if kind == FORM.decode() and bound.bodies is Bodies.JSON_OVER_FORMS:
-        return json_or(workload.body, workload.body)
-    if kind not in _PARSED:
-        return workload.body
+    content_type, body = workload.content_type.encode("latin-1", "replace"), workload.body
+    kind = media_type_of(content_type)
     try:
-        return parse(workload.content_type.encode(errors="replace"), workload.body)
-    except BadBody as error:
+        if bound.payload_type is not None:
+            return parse_typed(bound.payload_type, content_type, body)
+        if bound.bodies is Bodies.FORM_ONLY:
+            return parse(content_type, body, bound.bodies)
+        if kind == FORM:
+            return json_or(to_utf8(body, content_type), body) if bound.bodies is Bodies.JSON_OVER_FORMS else body
+        return parse(content_type, body, bound.bodies) if kind == b"text/plain" or is_json(kind) else body
+    except (BadBody, PayloadError) as error:
         raise UserError(str(error)) from None

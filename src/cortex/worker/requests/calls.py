@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from cortex.errors import ModelError, UserError
+from cortex.payloads.content_type import FORM, media_type_of
 from cortex.payloads.inference_protocol import V2Error
-from cortex.payloads.validation import PayloadError
+from cortex.payloads.validation import BadBody, PayloadError
 from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -26,9 +27,7 @@ from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.worker.requests.payload import (
     CONTENT_TYPE,
-    FORM,
     JSON,
-    BadBody,
     Encoded,
     encode,
     encode_json,
@@ -171,7 +170,7 @@ class Caller:
         """
         end_if_forked(self._pid)
         if isinstance(error, BadBody):
-            return FailedCall(400, str(error))
+            return FailedCall(error.status, str(error), error.headers)
         if isinstance(error, V2Error):
             return FailedCall(error.status, str(error))
         if isinstance(error, PayloadError):
@@ -236,7 +235,7 @@ def _content_type_hint(connection: Connection, method: BoundMethod) -> str:
     if not method.needs_payload or method.payload_type is not None:  # these need no content type
         return ""
     content_type, body = connection.content_type, connection.body
-    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    kind = media_type_of(content_type or b"")
     is_parsed = kind == JSON or (kind == FORM and method.bodies is Bodies.JSON_OVER_FORMS)
     if is_parsed or not isinstance(json_or(body, None), dict | list):
         return ""

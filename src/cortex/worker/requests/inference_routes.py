@@ -22,8 +22,8 @@ from cortex.payloads.inference_protocol import (
     InferenceRoute,
     RequestHeader,
     V2Error,
-    decompress,
     model_document,
+    parse_json_length,
     parse_route,
     server_document,
     shorten,
@@ -73,14 +73,12 @@ class InferenceRoutes:
         spec: ReplicaSpec,
         models: Mapping[str, InferenceModel],
         tracker: PredictionTracker | None,
-        max_body_bytes: Callable[[], int],
     ) -> None:
-        """Serve the models of an API; `max_body_bytes` returns the limit of decompressed bodies."""
+        """Serve the models of an API."""
         self._api = spec.api
         self._tracks_key = spec.tracker_key is not None
         self._models = models
         self._tracker = tracker
-        self._max_body_bytes = max_body_bytes
         if models and "numpy" in sys.modules:
             import cortex.payloads.inference_tensors  # noqa: F401, PLC0415 - imports numpy, and delays the first request
 
@@ -166,8 +164,8 @@ class InferenceRoutes:
         from cortex.payloads.inference_tensors import decode_request  # noqa: PLC0415 - imports numpy
 
         signature = _signature(model, route)
-        encoding, given_length = _header(connection, b"content-encoding"), _header(connection, JSON_LENGTH_HEADER)
-        body, json_length = decompress(connection.body, encoding, given_length or None, self._max_body_bytes())
+        body = connection.body
+        json_length = parse_json_length(_header(connection, JSON_LENGTH_HEADER) or None, len(body))
         header, inputs = decode_request(body, json_length, signature)
         return InferenceCall(connection, route, model, signature, header, inputs)
 

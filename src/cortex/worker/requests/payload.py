@@ -17,14 +17,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote_to_bytes, urlencode
 from uuid import UUID
 
 import orjson
 
 from cortex.errors import UserError
+from cortex.payloads.content_type import FORM, UTF8, charset_of, decode_text, is_json, media_type_of, to_utf8
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.validation import payload_error
+from cortex.payloads.validation import BadBody, payload_error
 from cortex.predictor.binding import Bodies
 from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
 
@@ -42,8 +44,6 @@ CONTENT_TYPE = b"content-type"
 #: Maximum number of parts of a form, against attacks on the parser.
 MAX_FORM_PARTS = 1000
 
-#: Sent by `curl -d` and by Python's urllib unless the caller sets another content type.
-FORM = b"application/x-www-form-urlencoded"
 _MULTIPART = b"multipart/form"
 _CONNECTION_HEADERS = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
@@ -51,8 +51,6 @@ _CONNECTION_HEADERS = frozenset(
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _NOT_JSON = object()
-#: First bytes of a compressed body, which some clients send.
-_GZIP = b"\x1f\x8b"
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 _KEYS = orjson.OPT_NON_STR_KEYS
@@ -76,10 +74,6 @@ _NUMBERS = frozenset(
 _ITEM_LIMIT = 60
 
 
-class BadBody(Exception):
-    """A body that does not match its content type: status 400; `str(error)` is sent to the caller."""
-
-
 class Encoded(NamedTuple):
     """An encoded result. `headers` exclude content-type and content-length, which the connection writes."""
 
@@ -99,22 +93,24 @@ def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TY
     """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody, PayloadError."""
     if content_type == JSON and bodies is not Bodies.FORM_ONLY:
         return _parse_json(body)
-    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    content_type = content_type or b""
+    kind = media_type_of(content_type)
     if bodies is Bodies.FORM_ONLY and kind != FORM and not kind.startswith(_MULTIPART):
         raise payload_error(
             "form_type", "Input should be a form: multipart/form-data or application/x-www-form-urlencoded"
         )
-    if kind == JSON:
-        return _parse_json(body)
+    # Classes of older generations have always received `application/problem+json` as bytes.
+    if kind == JSON or (bodies is Bodies.JSON_OVER_FORMS and is_json(kind)):
+        return _parse_json(to_utf8(body, content_type))
     if bodies is Bodies.JSON_ONLY:
         return None
-    if content_type is not None:
-        if kind == b"text/plain":
-            return _parse_text(content_type, body)
-        if kind == FORM and bodies is Bodies.JSON_OVER_FORMS and (value := json_or(body, _NOT_JSON)) is not _NOT_JSON:
-            return value
-        if kind == FORM or kind.startswith(_MULTIPART):
-            return _parse_form(kind, content_type, body)
+    if kind == b"text/plain":
+        return decode_text(body, content_type)
+    if kind == FORM and bodies is Bodies.JSON_OVER_FORMS:
+        value = json_or(to_utf8(body, content_type), _NOT_JSON)
+        return value if value is not _NOT_JSON else _parse_form(kind, content_type, body)
+    if kind == FORM or kind.startswith(_MULTIPART):
+        return _parse_form(kind, content_type, body)
     return body
 
 
@@ -125,23 +121,23 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
     """
     if content_type == JSON and body and not payload_type.is_raw:
         return _parse_typed_json(payload_type, body)
-    kind = content_type.partition(b";")[0].strip().lower() if content_type else b""
+    content_type = content_type or b""
+    kind = media_type_of(content_type)
     if payload_type.is_raw:
         return body or payload_type.from_nothing()
     if not body:
         return payload_type.from_nothing()
     if kind.startswith(_MULTIPART):
-        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
-    if kind == JSON or kind.endswith(b"+json"):
-        return _parse_typed_json(payload_type, body)
+        return payload_type.from_form(_parse_form(kind, content_type, body))
+    text = to_utf8(body, content_type)
+    if is_json(kind):
+        return _parse_typed_json(payload_type, text)
     if payload_type.reads_bytes:
-        if kind == b"text/plain":
-            body = _parse_text(content_type or b"", body).encode()
-        return payload_type.from_bytes(body, kind.decode("latin-1"))
+        return payload_type.from_bytes(text, kind.decode("latin-1"))
     # `curl -d` sends JSON as a form; a form itself never begins with a brace or bracket, which are encoded in it.
-    if kind == FORM and body.lstrip()[:1] not in (b"{", b"[") and json_or(body, _NOT_JSON) is _NOT_JSON:
-        return payload_type.from_form(_parse_form(kind, content_type or b"", body))
-    return _parse_typed_json(payload_type, body)
+    if kind == FORM and text.lstrip()[:1] not in (b"{", b"[") and json_or(text, _NOT_JSON) is _NOT_JSON:
+        return payload_type.from_form(_parse_form(kind, content_type, body))
+    return _parse_typed_json(payload_type, text)
 
 
 def _parse_typed_json(payload_type: PayloadType, body: bytes) -> Any:
@@ -247,46 +243,39 @@ def _parse_json(body: bytes) -> Any:
     except orjson.JSONDecodeError as exc:
         if body.startswith(_UTF8_BOM):
             return _parse_json(body[len(_UTF8_BOM) :])
-        if body.startswith(_GZIP):
-            raise BadBody("malformed JSON: the body is compressed with gzip; send it uncompressed") from None
         reason = f"{exc.msg}: line {exc.lineno} column {exc.colno}" if body else "the body is empty"
+        if "UTF-8" in exc.msg:
+            reason = "the body is not UTF-8; the content type must name another character set"
         raise BadBody(f"malformed JSON: {reason}") from None
 
 
-def _parse_text(content_type: bytes, body: bytes) -> str:
-    charset = "utf-8"
-    for parameter in content_type.split(b";")[1:]:
-        name, _, value = parameter.partition(b"=")
-        if name.strip().lower() == b"charset":
-            charset = value.strip().strip(b"\"'").decode("ascii", "replace")
-    try:
-        return body.decode(charset)
-    except (LookupError, ValueError):  # ValueError: undecodable body, or a NUL in the charset name
-        raise BadBody(f"the body is not {charset[:40]!r} text") from None
-
-
 def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
-    from starlette.datastructures import Headers  # noqa: PLC0415 - slow to import, most requests are JSON
-    from starlette.formparsers import FormParser, MultiPartException, MultiPartParser  # noqa: PLC0415 - as above
+    from starlette.formparsers import FormParser, MultiPartException  # noqa: PLC0415 - most requests are JSON
 
-    async def body_chunks() -> AsyncGenerator[bytes, None]:
-        yield body
-
-    headers = Headers(raw=[(b"content-type", content_type)])
-    # The body is in memory and bounded already, so a size limit per part or spooling to disk would gain nothing.
-    size = len(body) + 1
-    parser: FormParser | MultiPartParser
-    if kind == FORM:
-        parser = FormParser(headers, body_chunks(), max_fields=MAX_FORM_PARTS, max_part_size=size)
-    else:
-        parser = MultiPartParser(
-            headers, body_chunks(), max_files=MAX_FORM_PARTS, max_fields=MAX_FORM_PARTS, max_part_size=size
-        )
-        parser.spool_max_size = size
+    codec = charset_of(content_type)
     try:
-        return _run_without_loop(parser.parse())
+        if kind == FORM:
+            text = body if codec == UTF8 else _form_in_utf8(body, content_type)
+            size = len(text) + 1
+            form = FormParser(make_headers(()), _chunks(text), max_fields=MAX_FORM_PARTS, max_part_size=size)
+            return _run_without_loop(form.parse())
+        from cortex.worker.requests.multipart_form import MultiPartFormParser  # noqa: PLC0415 - as above
+
+        return _run_without_loop(MultiPartFormParser(content_type, body, MAX_FORM_PARTS).parse())
     except MultiPartException as exc:
         raise BadBody(f"malformed form: {exc.message}") from None
+
+
+async def _chunks(body: bytes) -> AsyncGenerator[bytes, None]:
+    yield body
+
+
+def _form_in_utf8(body: bytes, content_type: bytes) -> bytes:
+    """Return an urlencoded form whose escapes are those of UTF-8, too."""
+    fields = [part.replace(b"+", b" ").partition(b"=") for part in body.split(b"&", MAX_FORM_PARTS + 1)]
+    decoded = [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in fields]
+    texts = [(decode_text(name, content_type), decode_text(value, content_type)) for name, value in decoded]
+    return urlencode(texts).encode()
 
 
 def _run_without_loop(coroutine: Coroutine[Any, Any, FormData]) -> FormData:

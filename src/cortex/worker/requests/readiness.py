@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import UserError
-from cortex.payloads.validation import PayloadError
+from cortex.payloads.validation import BadBody, PayloadError
 from cortex.predictor.binding import BoundMethod, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -24,7 +24,6 @@ from cortex.worker.channel import Channel
 from cortex.worker.requests.batching import batched_method, for_one
 from cortex.worker.requests.payload import (
     JSON,
-    BadBody,
     encode,
     encode_chunk,
     make_headers,

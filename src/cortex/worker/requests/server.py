@@ -17,10 +17,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cortex.payloads.content_encoding import content_coding, decode_body
+from cortex.payloads.inference_protocol import JSON_LENGTH_HEADER
+from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.user_forks import end_if_forked, process_id
@@ -46,6 +50,9 @@ if TYPE_CHECKING:
 SHARING_LOOP = frozenset({"async", "async_generator"})
 #: Path below the endpoint, of APIs of 0.8 to 0.10.
 _SIGNATURE_PATH = b"/signature"
+#: Path below the endpoint, of the Open Inference Protocol.
+_INFERENCE_PATH = b"/v2/"
+_MAX_DIGITS = 19
 _NS_PER_S = 1_000_000_000
 
 
@@ -66,7 +73,7 @@ class MethodServer:
     ) -> None:
         """Create the application and its connection pool; `slots` is how many calls may run at once."""
         self._tracing = tracing
-        inference = InferenceRoutes(spec, predictor.inference_models, tracker, lambda: self.connections.max_body_bytes)
+        inference = InferenceRoutes(spec, predictor.inference_models, tracker)
         self._below: InferenceRoutes | RouteRequests = inference  #: accepts requests at paths below the endpoint
         connection_class = None
         if predictor.routes:
@@ -98,6 +105,7 @@ class MethodServer:
             calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers, key)
             return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
 
+        self._decoders: ThreadPoolExecutor | None = None
         self._batchers: list[RequestBatcher] = []
         if self._batched is not None:
             self._single = for_one(self._batched)
@@ -128,11 +136,16 @@ class MethodServer:
     def shutdown(self) -> None:
         """Wait for background tasks."""
         self._background.shutdown()
+        if self._decoders is not None:
+            self._decoders.shutdown()
 
     # Start.
 
     def handle(self, connection: Connection) -> None:
         """Run the complete request of a connection now, or queue it if no slot is free."""
+        if connection.content_encoding is not None and connection.body:
+            self._decode(connection)
+            return
         now_ns = time.monotonic_ns()
         connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns)
         if self._tracing is not None:
@@ -165,6 +178,42 @@ class MethodServer:
         else:
             connection.queue(deadline_ns)
             self._queue.append((connection, method, deadline_ns))
+
+    def _decode(self, connection: Connection) -> None:
+        """Decode the body on a thread, so that it delays no other request, then handle the request."""
+        connection.arrived_ns = now_ns = time.monotonic_ns()
+        json_length = None
+        if connection.path_below.startswith(_INFERENCE_PATH):
+            found = dict(connection.headers).get(JSON_LENGTH_HEADER, b"")
+            json_length = int(found) if found.isdigit() and len(found) < _MAX_DIGITS else None
+        try:
+            coding = content_coding(connection.codings)
+        except BadBody as error:
+            connection.respond_error(error.status, str(error), error.headers)
+            return
+        connection.queue(now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns) + self._timeout_ns)
+        if self._decoders is None:
+            self._decoders = ThreadPoolExecutor(1, "body-decoder")
+        max_bytes = self.connections.max_body_bytes
+        self._decoders.submit(self._decode_on_thread, connection, connection.body, coding, max_bytes, json_length)
+
+    def _decode_on_thread(
+        self, connection: Connection, body: bytes, coding: str, max_bytes: int, json_length: int | None
+    ) -> None:
+        try:
+            decoded: bytes | BadBody = decode_body(body, coding, max_bytes, json_length) if coding else body
+        except BadBody as error:
+            decoded = error
+        self._runner.wake(partial(self._handle_decoded, connection, decoded))
+
+    def _handle_decoded(self, connection: Connection, decoded: bytes | BadBody) -> None:
+        if not connection.open:
+            return
+        if isinstance(decoded, BadBody):
+            connection.respond_error(decoded.status, str(decoded), decoded.headers)
+            return
+        connection.set_decoded_body(decoded)
+        self.handle(connection)
 
     def _batch(
         self, batcher: RequestBatcher, single: BoundMethod, connection: Connection, deadline_ns: int, now_ns: int
