@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import re
+from collections import Counter
 from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
@@ -25,7 +27,13 @@ _CELLS_PER_VALUE = 20
 #: pandas needs seconds for the names of more columns.
 _MAX_CSV_COLUMNS = 20_000
 
+#: Whole numbers up to this are exact in a float.
+_MAX_EXACT = 2**53
+#: Keys under which other systems expect a frame: MLflow, TensorFlow Serving, Vertex AI.
+_FOREIGN_FORMS = frozenset({"dataframe_records", "dataframe_split", "instances", "inputs"})
+
 _LINE_END = re.compile(rb"[\r\n]")
+_WHOLE = re.compile(r"[+-]?\d{1,400}")
 _SUPPORTED_KINDS = "biufcOU"
 _JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "O": "string", "U": "string"}
 
@@ -174,13 +182,15 @@ class FrameType(PayloadType):
         if self.is_none(value):
             return None
         if isinstance(value, list):
-            _check_records(value)
-            return pd.DataFrame(value)
+            return _from_records(value)
         if not isinstance(value, dict):
             raise payload_error("frame_type", "Input should be a list of records, or lists by the name of a column")
         if value.keys() - {"index"} == {"columns", "data"} and _is_rows(value["data"]):
             return _from_rows(value)
         for name, column in value.items():
+            if name in _FOREIGN_FORMS and _is_nested(column):
+                message = f"Input should be a list of records, or lists by column, not an object with the key {name!r}"
+                raise payload_error("frame_type", message, (name,))
             if not isinstance(column, list):
                 raise payload_error("list_type", "Input should be a list, the values of a column", (name,))
         rows = len(next(iter(value.values()), ()))
@@ -188,7 +198,7 @@ class FrameType(PayloadType):
             if len(column) != rows:
                 message = f"Input should have as many values as the first column, {rows}, but has {len(column)}"
                 raise payload_error("frame_type", message, (name,))
-        return pd.DataFrame(value)
+        return pd.DataFrame({name: _column(column) for name, column in value.items()})
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:
         if "csv" not in media_type:
@@ -211,8 +221,23 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, list) for row in value)
 
 
-def _check_records(records: list[Any]) -> None:
-    columns: set[str] = set()
+def _is_nested(value: Any) -> bool:
+    """Return whether a value is an object, or a list of rows."""
+    return isinstance(value, dict) or (isinstance(value, list) and isinstance(next(iter(value), None), list | dict))
+
+
+def _from_records(records: list[Any]) -> Any:
+    """Convert `[{"name": value, …}, …]`."""
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    names = _names_of_records(records)
+    columns = {name: _column([record.get(name) for record in records]) for name in names}
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(records)))
+
+
+def _names_of_records(records: list[Any]) -> dict[str, Any]:
+    """Return the names of the columns, in order."""
+    columns: dict[str, Any] = {}  # a dict, for the order
     values = 0
     for index, record in enumerate(records):
         if not isinstance(record, dict):
@@ -221,6 +246,41 @@ def _check_records(records: list[Any]) -> None:
         values += len(record)
     if len(records) * len(columns) > max(_MIN_CELLS, _CELLS_PER_VALUE * values):
         raise payload_error("frame_type", "Input should have records with the same columns")
+    return columns
+
+
+def _column(values: list[Any]) -> Any:
+    """Return the values of a column, with NaN for null, however many rows there are.
+
+    Whole numbers that a float can't hold exactly stay what they are: the column has the type `Int64` or `UInt64` beside
+    nulls, and `object` beside fractions.
+    """
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    kinds = set(map(type, values))
+    if kinds <= {int} or not values:
+        return values
+    numbers = kinds <= {int, float, type(None)}
+    if numbers and int in kinds and not all(map(_is_exact, values)):
+        whole = [value for value in values if value is not None]
+        if float not in kinds:
+            for dtype in ("Int64", "UInt64"):
+                limits = np.iinfo(dtype.lower())
+                if limits.min <= min(whole) and max(whole) <= limits.max:
+                    return pd.array(values, dtype=dtype)
+        return pd.Series([np.nan if value is None else value for value in values], dtype=object)
+    with_nan = [np.nan if value is None else value for value in values] if type(None) in kinds else values
+    return np.array(with_nan, np.float64) if numbers else with_nan
+
+
+def _is_exact(value: Any) -> bool:
+    """Return whether a float can hold a value that is no fraction."""
+    if type(value) is not int or -_MAX_EXACT <= value <= _MAX_EXACT:
+        return True
+    try:
+        return int(float(value)) == value
+    except OverflowError:
+        return False
 
 
 def _from_rows(value: dict[str, Any]) -> Any:
@@ -239,7 +299,10 @@ def _from_rows(value: dict[str, Any]) -> Any:
         if len(row) != len(columns):
             message = f"Input should have {len(columns)} values, one per column, but has {len(row)}"
             raise payload_error("frame_type", message, ("data", index))
-    return pd.DataFrame(rows, columns=columns)
+    if not rows:
+        return pd.DataFrame(columns=columns)
+    found = map(_column, map(list, zip(*rows, strict=True)))
+    return pd.DataFrame(dict(zip(columns, found, strict=True)), index=pd.RangeIndex(len(rows)))
 
 
 def _has_wide_line(body: bytes) -> bool:
@@ -265,11 +328,13 @@ def _read_csv(body: bytes) -> Any:
     try:
         head = pd.read_csv(io.BytesIO(body), nrows=1)
         lines = max(body.count(b"\n"), body.count(b"\r"))  # pandas ends lines at both
+        _check_header(body)
         # With more values than names, pandas uses the first values as labels of the rows.
         has_labels = not isinstance(head.index, pd.RangeIndex)
         if has_labels or len(head.columns) * lines > max(_MIN_CELLS, _CELLS_PER_VALUE * len(body)):
             raise payload_error("csv_invalid", "Input should have rows with as many values as the first line has names")
-        return pd.read_csv(io.BytesIO(body))
+        frame = pd.read_csv(io.BytesIO(body))
+        return _with_exact_numbers(frame, body)
     except PayloadError:
         raise
     except pd.errors.ParserError as error:
@@ -279,3 +344,49 @@ def _read_csv(body: bytes) -> Any:
         raise payload_error(
             "csv_invalid", "Input should be CSV in UTF-8, with the names of columns in its first line"
         ) from None
+
+
+def _check_header(body: bytes) -> None:
+    """Check the names in the first line of CSV, of which pandas would rename those that occur twice."""
+    rows = csv.reader(io.TextIOWrapper(io.BytesIO(body), "utf-8-sig", newline=""))
+    try:
+        names = next((row for row in rows if row), [])
+    except (csv.Error, UnicodeDecodeError):
+        return  # pandas says what is wrong
+    if len(names) == 1 and (other := next((each for each in ";\t|" if each in names[0]), None)):
+        raise payload_error("csv_invalid", f"Input should be CSV with commas, but its first line has {other!r}")
+    if repeated := next((name for name, count in Counter(names).items() if count > 1 and name), None):
+        message = f"Input should be CSV with names that differ, but {repeated!r} is there twice"
+        raise payload_error("csv_invalid", message)
+
+
+def _with_exact_numbers(frame: Any, body: bytes) -> Any:
+    """Return a frame in which no whole number has changed: pandas makes floats of those beside empty cells.
+
+    Those beyond 64 bits it leaves as text.
+    """
+    import pandas as pd  # noqa: PLC0415 - as above
+
+    names = [name for name in frame if _may_have_changed(frame[name])]
+    if not names:
+        return frame
+    texts = pd.read_csv(io.BytesIO(body), usecols=names, dtype=str)
+    for name in names:
+        cells = [text.strip() if isinstance(text, str) else None for text in texts[name]]
+        is_whole = [cell is None or bool(_WHOLE.fullmatch(cell)) for cell in cells]
+        if frame[name].dtype == np.float64 or all(is_whole):
+            values = zip(cells, is_whole, frame[name], strict=True)
+            frame[name] = _column(
+                [None if cell is None else int(cell) if whole else number for cell, whole, number in values]
+            )
+    return frame
+
+
+def _may_have_changed(column: Any) -> bool:
+    """Return whether a column of CSV may have whole numbers that its type can't hold."""
+    if column.dtype.kind in "iub":
+        return False
+    if column.dtype.kind == "f":
+        return bool((column.abs() >= _MAX_EXACT).any())
+    first = column.first_valid_index()
+    return first is not None and bool(_WHOLE.fullmatch(str(column[first]).strip()))
