@@ -241,6 +241,54 @@ def test_a_version_that_is_a_link_to_another_folder_is_refused(tmp_path: Path) -
         detect(tmp_path / "iris")
 
 
+def key(number: int, wire: int) -> bytes:
+    return varint(number << 3 | wire)
+
+
+def with_attribute_twice() -> bytes:
+    """Return a model whose only node has a tensor in two parts, which parsers merge; the first refers to a file."""
+    outside = message((13, message((1, "location"), (2, "/etc/passwd"))))
+    node = message((4, "Constant"), (5, message((1, "value"), (5, outside), (5, message((2, 1))))))
+    return message((1, 9), (7, message((1, node))), (8, message((2, 17))))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        onnx("/etc/passwd") + onnx(),
+        onnx() + onnx("/etc/passwd"),
+        with_attribute_twice(),
+        message((1, 9), (7, b""), (20, message((2, message((5, message((13, message((1, "location"), (2, "/x")))))))))),
+        message(
+            (1, 9),
+            (7, b""),
+            (25, message((7, message((5, message((5, message((13, message((1, "location"), (2, "/x"))))))))))),
+        ),
+        onnx("*/_ORT_MEM_ADDR_/*"),
+    ],
+)
+def test_all_parts_of_an_onnx_file_are_checked(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(ModelFormatError, match="refers to data outside of its folder"):
+        detect(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        onnx() + key(30, 3) + key(30, 4),  # a group
+        onnx() + key(30, 6) + b"\0",
+        onnx() + varint(7 << 3 | 2 | 1 << 32) + varint(2) + b"\0\0",  # a parser with 32 bits reads field 7
+        onnx("weights.bin\0/../../x"),
+        onnx()[:-1],
+    ],
+)
+def test_an_onnx_file_that_parsers_could_read_differently_is_damaged(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    with pytest.raises(ModelFormatError, match="truncated or damaged ONNX file"):
+        detect(tmp_path / "m.onnx")
+
+
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link", "a/../../secret"])
 def test_an_onnx_file_may_not_refer_to_data_outside_of_its_folder(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(b"0")

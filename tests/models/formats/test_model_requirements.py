@@ -11,6 +11,7 @@ from cortex.models.formats.requirements import (
     saved_by,
     saved_by_older,
     tensorflow_requirement,
+    with_minimum_versions,
 )
 
 
@@ -63,3 +64,27 @@ def test_a_requirements_file_is_read_line_by_line() -> None:
 def test_packages_that_provide_the_same_module_count() -> None:
     assert installed_version("xgboost") == installed_version("xgboost-cpu") is not None
     assert installed_version("no-such-package") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "safe"),
+    [
+        ("onnxruntime==1.20.1", ("onnxruntime>=1.24", ">=1.24")),
+        ("onnxruntime==1.26.0", ("onnxruntime==1.26.0", "==1.26.*")),
+        ("onnxruntime", ("onnxruntime>=1.24", ">=1.24")),
+        ("onnxruntime>=1.15,<1.30", ("onnxruntime>=1.24,<1.30", ">=1.24,<1.30")),
+        ("onnxruntime<1.24", ("onnxruntime>=1.24", ">=1.24")),
+        ("onnx~=1.15", ("onnx>=1.16", ">=1.16")),
+        ("lightgbm==4.5.0", ("lightgbm>=4.6", ">=4.6")),
+        ("scipy==1.1.0", ("scipy==1.1.0", "==1.1.*")),
+    ],
+)
+def test_packages_of_models_that_nobody_trusts_have_a_minimum_version(line: str, safe: tuple[str, str]) -> None:
+    [found] = with_minimum_versions(required_by_file(line))
+    assert (found.line, found.accepts) == safe
+
+
+def test_a_saved_model_needs_a_version_of_tensorflow_without_known_holes() -> None:
+    [found] = with_minimum_versions([tensorflow_requirement("2.4.0")])
+    assert (found.line, found.accepts) == ("tensorflow-cpu>=2.12", ">=2.12")
+    assert with_minimum_versions([tensorflow_requirement("2.21.0")])[0].line == "tensorflow-cpu==2.21.0"

@@ -28,8 +28,8 @@ def found(*requirements: ModelRequirement, name: str = "iris.skops", format_: st
         (SKLEARN, "scikit-learn==1.0; python_version < '3'", {"scikit-learn==1.9.1": "==1.9.*"}),
         (XGBOOST, "xgboost==4.0", {}),
         (XGBOOST, "xgboost-cpu", {}),
-        (ModelRequirement("onnxruntime", "onnxruntime>=1.18", ">=1.18"), "onnxruntime-gpu==1.20", {}),
-        (ModelRequirement("lightgbm", "lightgbm"), "lightgbm==4.0.0", {}),
+        (ModelRequirement("onnxruntime", "onnxruntime>=1.18", ">=1.18"), "onnxruntime-gpu==1.25", {}),
+        (ModelRequirement("lightgbm", "lightgbm"), "lightgbm==4.6.0", {}),
     ],
 )
 def test_packages_of_a_model_are_chosen_beside_those_of_the_user(
@@ -71,3 +71,13 @@ def test_packages_are_installed_if_they_are_missing_or_the_user_names_them() -> 
     assert packages_to_install(packages, "") == ("no-such-package==1.2",)
     assert packages_to_install(packages, "numpy>=2\n") == ("numpy==2.0.0", "no-such-package==1.2")
     assert packages_to_install({}, "numpy>=2\n") == ()
+
+
+def test_a_pin_of_the_project_below_the_minimum_is_a_conflict_unless_the_model_is_trusted() -> None:
+    model = found(ModelRequirement("onnxruntime", "onnxruntime>=1.12", ">=1.12"), name="m.onnx", format_="onnx")
+    packages, [conflict] = choose_packages([model], "onnxruntime==1.20.1", False)
+    assert packages == {} and conflict.fix == "write onnxruntime>=1.24"
+    assert conflict.message == (
+        "onnxruntime==1.20.1 can't load m.onnx: only onnxruntime 1.24 and newer is safe with models that nobody trusts"
+    )
+    assert choose_packages([model], "onnxruntime==1.20.1", True) == ({}, [])

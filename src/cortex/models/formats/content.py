@@ -265,7 +265,7 @@ def _onnx(file: _File) -> ModelContent | None:
     if header is None:
         return None
     try:
-        data_files = onnx_file.check_external_data(file.stream, header, file.path)
+        data_files = onnx_file.check_external_data(file.stream, file.size, file.path)
     except protobuf.MessageError as exc:
         raise file.damaged(f"is a truncated or damaged ONNX file ({exc})") from None
     description = f"an ONNX model: a protobuf message with a graph, {header.describe()}"

@@ -14,10 +14,12 @@ from cortex.errors import ModelFormatError
 from cortex.models.formats.protobuf import Field, MessageError, fields, text
 from cortex.models.formats.requirements import ModelRequirement
 
-_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _GRAPH, _OPSET, _FUNCTION = 1, 2, 3, 7, 8, 25
+_IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
 _MAX_IR = 1000
 #: Message type → its fields that hold further messages with tensors, and their types.
 _TREE = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
@@ -25,6 +27,7 @@ _TREE = {
     "function": {7: "node", 11: "attribute"},
 }
 _EXTERNAL_DATA = 13  #: of a tensor
+_MEMORY = "_ORT_MEM_ADDR_"  #: in a place that is an address in memory, for ONNX Runtime's own use
 _MAX_DEPTH = 50
 _MAX_FIELDS = 10_000_000  #: of all graphs together
 #: The operator sets that releases of ONNX Runtime brought, see its page "Compatibility".
@@ -33,13 +36,11 @@ _RUNTIMES = {21: "1.18", 20: "1.17", 19: "1.15", 18: "1.14", 17: "1.12", 16: "1.
 
 @dataclass(frozen=True, slots=True)
 class OnnxHeader:
-    """The header of an ONNX file: versions, producer, and the place of its graph."""
+    """The header of an ONNX file: versions and producer."""
 
     ir_version: int
     opset: int  #: of the domain ai.onnx; 0 if it is not used
     producer: str
-    graph: Field
-    functions: tuple[Field, ...] = ()
 
     def describe(self) -> str:
         """Return its versions, and who made it, for messages."""
@@ -59,32 +60,29 @@ def read_header(stream: BinaryIO, size: int) -> OnnxHeader | None:
     """Read the header of a `ModelProto`; None for a protobuf message of another kind. Raises: MessageError."""
     ir_version, opset = 0, 0
     names = {_PRODUCER: "", _PRODUCER_VERSION: ""}
-    graph: Field | None = None
-    functions = []
+    has_graph = False
     for field in fields(stream, 0, size):
         if field.number == _IR_VERSION and not field.is_bytes:
             ir_version = field.value
         elif field.number in names:
             names[field.number] = text(stream, field)
-        elif field.number == _GRAPH and field.is_bytes:
-            graph = field
-        elif field.number == _FUNCTION and field.is_bytes:
-            functions.append(field)
+        elif field.is_bytes and _TREE["model"].get(field.number) == "graph":
+            has_graph = True
         elif field.number == _OPSET and field.is_bytes:
             opset = _opset(stream, field) or opset
-    if not 0 < ir_version < _MAX_IR or graph is None:
+    if not 0 < ir_version < _MAX_IR or not has_graph:
         return None
     producer = " ".join(name for name in names.values() if name)
-    return OnnxHeader(ir_version, opset, producer, graph, tuple(functions))
+    return OnnxHeader(ir_version, opset, producer)
 
 
-def check_external_data(stream: BinaryIO, header: OnnxHeader, path: Path) -> tuple[str, ...]:
+def check_external_data(stream: BinaryIO, size: int, path: Path) -> tuple[str, ...]:
     """Return the files of tensors, which must be in the folder. Raises: ModelFormatError, MessageError."""
     folder = path.resolve().parent
-    locations = sorted(external_files(stream, header))
+    locations = sorted(external_files(stream, size))
     for location in locations:
         place = PurePosixPath(location)
-        inside = not place.is_absolute() and ".." not in place.parts
+        inside = not place.is_absolute() and not {"..", _MEMORY} & set(place.parts)
         if not inside or not (folder / place).resolve().is_relative_to(folder):
             raise ModelFormatError(
                 f"{path} refers to data outside of its folder ({location}); export it again with the data next to it"
@@ -94,11 +92,14 @@ def check_external_data(stream: BinaryIO, header: OnnxHeader, path: Path) -> tup
     return tuple(locations)
 
 
-def external_files(stream: BinaryIO, header: OnnxHeader) -> set[str]:
-    """Return the names of the files that hold tensors of the model. Raises: MessageError."""
+def external_files(stream: BinaryIO, size: int) -> set[str]:
+    """Return the names of the files that hold tensors of the model. Raises: MessageError.
+
+    A field that is there several times is read each time: parsers merge them.
+    """
     locations: set[str] = set()
     count = 0
-    waiting = [(header.graph, "graph", 0), *((function, "function", 0) for function in header.functions)]
+    waiting = [(Field(0, start=0, end=size), "model", 0)]
     while waiting:
         message, kind, depth = waiting.pop()
         if depth > _MAX_DEPTH or count > _MAX_FIELDS:

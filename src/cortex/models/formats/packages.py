@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from cortex.models.formats.detection import Detection
-from cortex.models.formats.requirements import ModelRequirement, alternatives, is_installed
+from cortex.models.formats.requirements import ModelRequirement, alternatives, is_installed, with_minimum_versions
 from cortex.projects.requirements import NamedRequirement, named_requirements
 
 #: What MLflow folders that nobody trusts may have installed: installing a package can run its code.
@@ -95,7 +95,7 @@ class _Need:
 def _by_package(detections: Iterable[Detection], is_trusted: bool) -> dict[str, list[_Need]]:
     found: dict[str, list[_Need]] = {}
     for detection in detections:
-        for requirement in detection.requirements:
+        for requirement in detection.requirements if is_trusted else with_minimum_versions(detection.requirements):
             if detection.format != "mlflow" or is_trusted or _WELL_KNOWN.fullmatch(requirement.package):
                 found.setdefault(requirement.package, []).append(_Need(requirement, detection.name))
     return found

@@ -14,6 +14,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 _MAX_TEXT_BYTES = 4096
 _MAX_FIELDS = 5_000_000
+_WINDOW_BYTES = 4096  #: read at once
+_MAX_NUMBER = 2**29 - 1
 
 
 class MessageError(ValueError):
@@ -34,21 +36,24 @@ class Field:
 def fields(file: BinaryIO, start: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message between two offsets. Raises: MessageError."""
     at, count = start, 0
+    window, base = b"", start
     while at < end:
         count += 1
         if count > _MAX_FIELDS:
             raise MessageError("too many fields")
-        file.seek(at)
-        key, at = _varint(file, at, end)
+        if at - base + 2 * _MAX_VARINT_BYTES > len(window):
+            file.seek(at)
+            window, base = file.read(min(_WINDOW_BYTES, end - at)), at
+        key, at = _varint(window, base, at)
         number, wire = key >> 3, key & 7
-        if not number:
-            raise MessageError("field number 0")
+        if not 0 < number <= _MAX_NUMBER:  # parsers with 32 bits would drop the others of a longer one
+            raise MessageError(f"field number {number}")
         if wire == _VARINT:
-            value, at = _varint(file, at, end)
+            value, at = _varint(window, base, at)
             yield Field(number, value)
             continue
         if wire == _LENGTH:
-            length, at = _varint(file, at, end)
+            length, at = _varint(window, base, at)
         elif wire in (_FIXED64, _FIXED32):
             length = 8 if wire == _FIXED64 else 4
         else:
@@ -65,19 +70,31 @@ def text(file: BinaryIO, field: Field) -> str:
     if not field.is_bytes or field.end - field.start > _MAX_TEXT_BYTES:
         raise MessageError("not a short text")
     file.seek(field.start)
+    data = file.read(field.end - field.start)
+    if b"\0" in data:  # libraries in C would end it there
+        raise MessageError("a text with a zero byte")
     try:
-        return file.read(field.end - field.start).decode()
+        return data.decode()
     except UnicodeDecodeError:
         raise MessageError("not UTF-8") from None
 
 
-def _varint(file: BinaryIO, at: int, end: int) -> tuple[int, int]:
+def only_text(file: BinaryIO, message: Field, number: int) -> str:
+    """Return the text of a field that a message has at most once; "" without it.
+
+    Raises: MessageError if it is there twice: parsers take the last one, or the first.
+    """
+    found = [each for each in fields(file, message.start, message.end) if each.number == number and each.is_bytes]
+    if len(found) > 1:
+        raise MessageError(f"field {number} is there twice")
+    return text(file, found[0]) if found else ""
+
+
+def _varint(window: bytes, base: int, at: int) -> tuple[int, int]:
+    """Return the number at an offset of the file, and the offset behind it; `window` has the bytes from `base` on."""
     value = 0
-    for index in range(min(_MAX_VARINT_BYTES, end - at)):
-        byte = file.read(1)
-        if not byte:
-            raise MessageError("the file ends within a number")
-        value |= (byte[0] & 0x7F) << 7 * index
-        if byte[0] < 0x80:
+    for index, byte in enumerate(window[at - base : at - base + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
             return value, at + index + 1
     raise MessageError("a number without an end")

@@ -33,6 +33,44 @@ class ModelRequirement:
 SKOPS = ModelRequirement("skops", "skops>=0.13", ">=0.13", "only skops 0.13 and newer refuses unsafe files reliably")
 
 
+#: Packages with known holes that a file can reach → the first version without them. Older ones load only models that
+#: somebody trusts. ONNX Runtime and onnx read data from outside of the folder (onnx: CVE-2024-27318), LightGBM's parser
+#: overflows (CVE-2024-43598), and operations of TensorFlow write beyond their tensors (CVE-2023-25668 and others).
+_MINIMUM_VERSIONS = {"onnxruntime": "1.24", "onnx": "1.16", "lightgbm": "4.6", "tensorflow-cpu": "2.12"}
+
+
+def with_minimum_versions(requirements: Iterable[ModelRequirement]) -> tuple[ModelRequirement, ...]:
+    """Return requirements that exclude versions with known holes, for models that nobody trusts."""
+    return tuple(map(_with_minimum_version, requirements))
+
+
+def _with_minimum_version(requirement: ModelRequirement) -> ModelRequirement:
+    minimum = next(
+        (_MINIMUM_VERSIONS[name] for name in _MINIMUM_VERSIONS if requirement.package in alternatives(name)), ""
+    )
+    if not minimum:
+        return requirement
+    from packaging.requirements import Requirement  # noqa: PLC0415 - not needed by workers without models
+
+    accepts = _newer_than(minimum, requirement.accepts)
+    if accepts == requirement.accepts:
+        return requirement
+    reason = f"only {requirement.package} {minimum} and newer is safe with models that nobody trusts"
+    line = requirement.package + _newer_than(minimum, str(Requirement(requirement.line).specifier))
+    return ModelRequirement(requirement.package, line, accepts, reason)
+
+
+def _newer_than(minimum: str, specifier: str) -> str:
+    """Return a specifier without versions below a minimum; clauses about such versions only are left out."""
+    from packaging.specifiers import SpecifierSet  # noqa: PLC0415 - as above
+    from packaging.version import Version  # noqa: PLC0415 - as above
+
+    newer = [each for each in SpecifierSet(specifier) if Version(each.version.removesuffix(".*")) >= Version(minimum)]
+    if any(each.operator in ("==", "===", ">=", ">", "~=") for each in newer):
+        return specifier
+    return ",".join([f">={minimum}", *sorted(str(each) for each in newer if each.version != minimum)])
+
+
 def saved_by(package: str, version: str, title: str = "") -> ModelRequirement:
     """Return the requirement of a format that only the same minor version reads reliably, such as pickles."""
     if not _RELEASE.fullmatch(version):

@@ -20,6 +20,8 @@ import onnxruntime
 
 from cortex.errors import ModelError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
+from cortex.models.formats.onnx_file import check_external_data
+from cortex.models.formats.protobuf import MessageError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.models.registry import Registry
@@ -169,10 +171,13 @@ class OnnxLoader:
     def load(self, request: LoadRequest) -> OnnxModel:
         """Load and warm up the model in `request.path`. Raises: ModelError."""
         file = find_model_file(Path(request.path))
+        is_checked = _check_data(file)
         try:
             session = onnxruntime.InferenceSession(str(file), self._options, providers=self._providers)
         except Exception as exc:  # as in predict
             raise ModelError(_load_error(exc, file)) from exc
+        if not is_checked:
+            raise ModelError(f"{file.name} has parts whose data can't be checked; export it again")
         if _CUDA in self._providers and _CUDA not in session.get_providers():
             _warn(f"{request.label} runs on the CPU: CUDA could not be initialized, see the lines above")
         model = OnnxModel(request, session)
@@ -255,6 +260,21 @@ def find_model_file(path: Path) -> Path:
         found = ", ".join(file.name for file in files) or "none"
         raise ModelError(f"there must be exactly one *.onnx file, but there are {len(files)}: {found}")
     return files[0]
+
+
+def _check_data(file: Path) -> bool:
+    """Check that the data of a model is in its folder; return False if the file can't be read.
+
+    Raises: ModelFormatError.
+    """
+    with file.open("rb") as stream:
+        if stream.read(8)[4:] == b"ORTM":  # ONNX Runtime's own format
+            return True
+        try:
+            check_external_data(stream, file.stat().st_size, file)
+        except MessageError:
+            return False
+    return True
 
 
 def _session_options(threads: int) -> onnxruntime.SessionOptions:
