@@ -93,8 +93,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "`update_strategy.canary` says. Not with `dir` or caching"
         ),
         "handler.models.trust": (
-            "only with `type: model`: `pickle` loads joblib and pickle files from outside of the project, which runs "
-            "code that they contain"
+            "only with `type: model`: `pickle` loads joblib and pickle files from outside of the project, and other "
+            "models that can run code"
         ),
         "handler.models.paths.name": "the model's name in `get_model` and `predict`",
         "handler.models.paths.path": "the location of the model",

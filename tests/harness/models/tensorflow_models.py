@@ -101,12 +101,20 @@ def _main(folder: Path) -> None:
         def any_rank(self, x):
             return {"size": tf.size(x, tf.int64), "rank": tf.rank(x)}
 
+    class Hostile(tf.Module):
+        @tf.function(input_signature=[spec([None], tf.float32, name="x")])
+        def __call__(self, x):
+            tf.io.write_file(str(folder / "written"), "x")
+            return {"content": tf.io.read_file("/etc/passwd")}
+
     def save(name, module, signatures):
         tf.saved_model.save(module, str(folder / name), signatures=signatures)
 
     iris, several = Iris(), Several()
     save("iris", iris, iris.__call__)
     save("several", several, {"predict": several.both, "checked": several.checked, "any_rank": several.any_rank})
+    hostile = Hostile()
+    save("hostile", hostile, hostile.__call__)
     save("ambiguous", several, {"first": several.checked, "second": several.any_rank})
     types = (
         tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.int16, tf.int32, tf.int64,

@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, ModelFormatError
+from cortex.models.formats.detection import detect
 from cortex.predictor.clients.embedded_tensorflow import EmbeddedModel, EmbeddedTensorFlow
 from cortex.predictor.clients.tensorflow import TensorFlowLoader, TensorFlowModel
 from cortex.predictor.clients.tensors import TensorSpec
+from cortex.predictor.estimators.loader import DetectedLoader
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
 
@@ -35,6 +37,15 @@ def load(folder: Path, model: str, signature_key: str | None = None) -> TensorFl
 
 def test_outputs_equal_those_of_calling_tensorflow_to_the_bit(folder: Path) -> None:
     check_outputs_are_those_of_tensorflow(EmbeddedTensorFlow(), folder)
+
+
+def test_only_graphs_that_reach_files_need_trust(folder: Path) -> None:
+    reasons = {each.name: detect(each).code for each in folder.iterdir() if each.is_dir()}
+    need_trust = {name: reason.rpartition(": ")[2] for name, reason in reasons.items() if reason}
+    assert need_trust == {"hostile": "ReadFile, WriteFile", "version-1": "InitializeTableFromTextFileV2"}
+    with pytest.raises(ModelFormatError, match="ReadFile, WriteFile; write `trust: pickle` if you trust it"):
+        DetectedLoader().load(request(folder, "hostile", None))
+    assert not (folder / "written").exists()
 
 
 def test_signatures_have_types_and_shapes(folder: Path) -> None:

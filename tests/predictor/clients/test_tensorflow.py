@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError
+from cortex.models.formats.tensorflow_model import choose_signature
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.payloads.arrays import Array
@@ -17,7 +18,6 @@ from cortex.predictor.clients.tensorflow import (
     TensorFlowClient,
     TensorFlowLoader,
     TensorFlowModel,
-    choose_signature,
     clean_message,
 )
 from cortex.predictor.clients.tensorflow_backend import LOCAL, choose_backend, is_external

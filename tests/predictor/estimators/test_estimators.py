@@ -79,6 +79,17 @@ def test_a_classifier_in_skops_needs_no_trust_and_answers_with_labels_and_probab
     assert "is a skops file" in model.signature.description
 
 
+def test_a_vectorizer_in_skops_that_opens_the_files_that_callers_name_is_not_loaded(tmp_path: Path) -> None:
+    import skops.io
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.pipeline import FeatureUnion, make_pipeline
+
+    reading = FeatureUnion([("a", HashingVectorizer(n_features=8)), ("b", HashingVectorizer(input="filename"))])
+    skops.io.dump(make_pipeline(reading), tmp_path / "m")
+    with pytest.raises(ModelFormatError, match="it opens the files that callers name"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("compress", [0, 3, ("gzip", 3), ("bz2", 3), ("xz", 3), ("lzma", 3)])
 def test_joblib_and_pickle_are_loaded_only_where_they_are_trusted(tmp_path: Path, compress: Any) -> None:
     import joblib

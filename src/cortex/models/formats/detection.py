@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 from cortex.errors import ModelFormatError
 from cortex.models.formats import protobuf
 from cortex.models.formats.content import ACCEPTED, ModelContent, ModelFormat, UnknownContentError, recognize
 from cortex.models.formats.requirements import ModelRequirement, tensorflow_requirement
+from cortex.models.formats.tensorflow_model import choose_signature, read_saved_model
 
 _MAX_FILES = 1000  #: of a folder in which the model is searched
 _MAX_ENTRIES = 10_000  #: of a folder that is checked for links to other places
 _VERSION = re.compile(r"-?\d{1,18}")
+_CHUNKS = "saved_model.cpb"  #: TensorFlow Serving reads it in place of saved_model.pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Detection:
     reason: str  #: one sentence: what was found, and why it counts as this format
     code: str = ""  #: why loading it runs code from its files; "": it does not
     requirements: tuple[ModelRequirement, ...] = ()
+    signatures: tuple[str, ...] = ()  #: of a SavedModel
     versions: tuple[str, ...] = ()  #: numbered folders of the given path, the newest last
 
     @property
@@ -66,6 +68,12 @@ def detect(path: str | Path) -> Detection:
         return _detect_file(root)
     except OSError as exc:
         raise ModelFormatError(f"{root} can't be read: {exc.strerror or exc}") from exc
+
+
+def check_signature(detection: Detection) -> None:
+    """Raise ModelFormatError if it is ambiguous which signature of a SavedModel runs; `type: model` can't choose."""
+    if detection.format == "tensorflow":
+        choose_signature(detection.signatures, None, detection.path)
 
 
 def describe_format(path: str | Path) -> str:
@@ -100,7 +108,7 @@ def _detect_folder(folder: Path, *, in_versions: bool = False) -> Detection:
 
         return _detection(folder, read_mlflow(folder))
     if "saved_model.pb" in names:
-        return _saved_model(folder)
+        return _saved_model(folder, names)
     return _only_model(folder, files)
 
 
@@ -160,32 +168,17 @@ def _paths_in(root: Path) -> Iterator[Path]:
             yield Path(parent, name)
 
 
-def _saved_model(folder: Path) -> Detection:
+def _saved_model(folder: Path, names: Collection[str]) -> Detection:
     file = folder / "saved_model.pb"
     with file.open("rb") as stream:
         try:
-            version = _tensorflow_version(stream, file.stat().st_size)
+            found = read_saved_model(stream, file.stat().st_size)
         except protobuf.MessageError as exc:
             raise ModelFormatError(f"{file} is truncated or damaged ({exc}); export the model again") from None
-    if version is None:
+    if found is None:
         raise ModelFormatError(f"{file} is not a SavedModel: it has no graph; export the model again")
-    stated = f" of TensorFlow {version}" if version else ""
+    stated = f" of TensorFlow {found.version}" if found.version else ""
     reason = f"{folder.name} is a SavedModel{stated}: a folder with the file saved_model.pb"
-    requirements: tuple[ModelRequirement, ...] = (tensorflow_requirement(version),) if version else ()
-    return Detection("tensorflow", str(folder), reason, requirements=requirements)
-
-
-def _tensorflow_version(stream: BinaryIO, size: int) -> str | None:
-    """Return `meta_graphs[].meta_info_def.tensorflow_version`, "" without it; None if there is no graph."""
-    version: str | None = None
-    for graph in protobuf.fields(stream, 0, size):
-        if graph.number != 2 or not graph.is_bytes:
-            continue
-        version = version or ""
-        for info in protobuf.fields(stream, graph.start, graph.end):
-            if info.number != 1 or not info.is_bytes:
-                continue
-            for each in protobuf.fields(stream, info.start, info.end):
-                if each.number == 5:
-                    version = protobuf.text(stream, each)
-    return version
+    code = f"it has the file {_CHUNKS}, which cortex can't check" if _CHUNKS in names else found.code
+    requirements: tuple[ModelRequirement, ...] = (tensorflow_requirement(found.version),) if found.version else ()
+    return Detection("tensorflow", str(folder), reason, code, requirements, signatures=found.signatures)

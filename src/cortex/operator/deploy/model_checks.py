@@ -23,7 +23,7 @@ from cortex.config.schema import ANY_MODEL, PYTHON, Api
 from cortex.errors import ModelFormatError, StorageError
 from cortex.models.agent.layout import CheckedListing, check_listing, describe_invalid, source_entries
 from cortex.models.agent.listing import Listing, Prefix, download_small_files, list_models, sample_names
-from cortex.models.formats.detection import Detection, detect
+from cortex.models.formats.detection import Detection, check_signature, detect
 from cortex.models.formats.packages import PackageConflict, choose_packages
 from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.models.spec import Model, ModelProblem, ModelSource
@@ -212,6 +212,7 @@ async def _detect_models(
                 found = await asyncio.to_thread(detect, f"{url}/{model.name}" if is_dir else url)
             if found is not None and location.api.handler.type == ANY_MODEL:
                 check_trust(found, trusts_pickle(location.api))
+                check_signature(found)
         except ModelFormatError as error:
             messages += [str(error)] if location.api.handler.type == ANY_MODEL else []
         else:
@@ -276,7 +277,8 @@ def packages_of(
     if project.text(files.shell).strip() or project.text(files.conda).strip():
         return {}, []
     found = [each for each in detections if each.format != "tensorflow" or _runs_tensorflow(api)]
-    return choose_packages(found, project.text(files.pip), trusts_pickle(api))
+    is_trusted = trusts_pickle(api) or api.handler.type != ANY_MODEL
+    return choose_packages(found, project.text(files.pip), is_trusted)
 
 
 def _runs_tensorflow(api: Api) -> bool:

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 
 from cortex.errors import InputError, ModelError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
+from cortex.models.formats.tensorflow_model import choose_signature
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.payloads.arrays import Array, TensorError
@@ -29,11 +30,6 @@ from cortex.payloads.signature import ModelSignature, TensorSignature
 from cortex.predictor.clients.tensors import DTYPES, TensorSpec, to_array, to_flat
 from cortex.projects.archive import unpack
 
-#: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
-#: second along with others, and it is the default of TensorFlow Serving.
-PREFERRED_SIGNATURES = ("predict", "serving_default")
-#: Signatures for internal use of exporters, such as `__saved_model_init_op`.
-_INTERNAL_PREFIX = "__saved_model_"
 _NOISE = ("Graph execution error:", "Detected at node", "<stack traces unavailable>", "[[{{")
 _MESSAGE_LIMIT = 2000
 
@@ -279,27 +275,6 @@ class TensorFlowClient:
             )
             for model in loaded
         }
-
-
-def choose_signature(signatures: Mapping[str, object], configured: str | None, model: str) -> str:
-    """Choose the signature to run: the configured one, the only one, or a preferred one, in this order.
-
-    `model` is the label of the model in messages. Raises: ModelError with the available signatures.
-    """
-    keys = sorted(key for key in signatures if not key.startswith(_INTERNAL_PREFIX))
-    shown = ", ".join(map(repr, keys)) or "none"
-    if configured is not None:
-        if configured in signatures:
-            return configured
-        raise ModelError(f"signature_key {configured!r} is not a signature of {model}; available: {shown}")
-    if len(keys) == 1:
-        return keys[0]
-    for key in PREFERRED_SIGNATURES:
-        if key in keys:
-            return key
-    if not keys:
-        raise ModelError(f"{model} has no signature; export it with `signatures=…`")
-    raise ModelError(f"{model} has several signatures: {shown}; choose one with signature_key in cortex.yaml")
 
 
 def read_signature(definition: Any) -> SignatureInfo:

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cortex.errors import ModelError, ModelFormatError
 from cortex.models.formats.content import ModelFormat
-from cortex.models.formats.detection import Detection, detect
-from cortex.models.formats.requirements import check_installed, installed_version
+from cortex.models.formats.detection import Detection, check_signature, detect
+from cortex.models.formats.requirements import (
+    check_installed,
+    installed_version,
+    is_installed,
+    with_minimum_versions,
+)
 from cortex.models.loader import LoadRequest, ModelLoader
 from cortex.payloads.signature import ModelSignature
 from cortex.predictor.importing import suggest_requirement
@@ -75,6 +80,9 @@ _MODULES = {
 }
 
 
+_SAVE_INSTEAD = "save the model as skops, ONNX or in the format of its library"
+
+
 class DetectedLoader:
     """The `ModelLoader` of models whose format is detected. Thread-safe."""
 
@@ -99,7 +107,8 @@ class DetectedLoader:
         detection = detect(request.path)
         _log(f"{request.label}: {detection.reason}")
         check_trust(detection, self._trusts_pickle)
-        check_requirements(detection)
+        check_signature(detection)
+        check_requirements(detection, self._trusts_pickle)
         found = replace(request, path=detection.path)
         if detection.format not in _MODULES:
             model: RunnableModel = self._loader_of(detection.format).load(found)
@@ -158,15 +167,21 @@ class DetectedLoader:
 def check_trust(detection: Detection, trusts_pickle: bool) -> None:
     """Raise ModelFormatError if loading the model runs code from its files, and nobody has said that it may."""
     if detection.needs_trust and not trusts_pickle:
+        instead = "export it without them" if detection.format == "tensorflow" else _SAVE_INSTEAD
         raise ModelFormatError(
-            f"{detection.reason}; {detection.code}; write `trust: pickle` if you trust it, or save the model as skops, "
-            "ONNX or in the format of its library"
+            f"{detection.reason}; {detection.code}; write `trust: pickle` if you trust it, or {instead}"
         )
 
 
-def check_requirements(detection: Detection) -> None:
-    """Check the installed packages; a server may run a SavedModel without any. Raises: ModelFormatError."""
+def check_requirements(detection: Detection, trusts_pickle: bool) -> None:
+    """Check the installed packages; a server may run a SavedModel without any. Raises: ModelFormatError.
+
+    A deploy requires the minimum versions of models that nobody trusts; environments of older deploys stay in use.
+    """
     required = detection.requirements
+    if not trusts_pickle:
+        safe = with_minimum_versions(required)
+        required = tuple(old if is_installed(old) else new for old, new in zip(required, safe, strict=True))
     if detection.format == "tensorflow":
         required = tuple(each for each in required if installed_version(each.package) is not None)
     check_installed(required, detection.path)

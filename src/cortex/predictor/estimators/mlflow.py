@@ -50,12 +50,12 @@ def load(context: LoadContext) -> Estimator:
 
 
 def _check_types(context: LoadContext, folder: Path) -> None:
-    """Check the types in a skops file: mlflow itself trusts those that the folder lists. Raises: ModelFormatError."""
-    from cortex.predictor.estimators.sklearn import check_types  # noqa: PLC0415 - needs scikit-learn
+    """Check a skops file as one without a folder, whose lists of types mlflow trusts. Raises: ModelFormatError."""
+    from cortex.predictor.estimators.sklearn import load_skops  # noqa: PLC0415 - needs scikit-learn
 
     for file in sorted(folder.iterdir()):
         if file.is_file() and zipfile.is_zipfile(file):
-            check_types(context, str(file))
+            load_skops(context, str(file))
 
 
 def _predict(model: Any, name: str) -> Callable[[Any], dict[str, Any]]:

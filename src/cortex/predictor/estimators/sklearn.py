@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ _USERS_OF_NAMES = {"transformers", "transformer_list", "steps", "func", "_sklear
 def load(context: LoadContext) -> Estimator:
     """Load a skops file, or a pickle that the caller trusts. Raises: anything for damaged files."""
     path = context.detection.path
-    estimator = _load_skops(context, path) if context.detection.format == "skops" else _load_pickle(path)
+    estimator = load_skops(context, path) if context.detection.format == "skops" else _load_pickle(path)
     return wrap(context, estimator)
 
 
@@ -97,6 +97,31 @@ def check_types(context: LoadContext, path: str) -> None:
         )
 
 
+def load_skops(context: LoadContext, path: str) -> Any:
+    """Load a skops file that nobody trusts. Raises: ModelFormatError."""
+    import skops.io  # noqa: PLC0415 - only for skops
+
+    check_types(context, path)
+    estimator = skops.io.load(path, trusted=sorted(TRUSTED_TYPES))
+    if any(getattr(each, "input", None) in ("file", "filename") for each in _parts(estimator)):
+        raise context.error("it opens the files that callers name (`input='filename'`); write a class that loads it")
+    return estimator
+
+
+def _parts(estimator: Any) -> Iterator[Any]:
+    """Yield an estimator and everything that it consists of, at any depth."""
+    seen: set[int] = set()
+    waiting = [estimator]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or isinstance(part, str | bytes | np.ndarray):
+            continue
+        seen.add(id(part))
+        yield part
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
+        waiting += [*inner, *getattr(part, "__dict__", {}).values()]
+
+
 def wrap(context: LoadContext, estimator: Any) -> Estimator:
     """Return the model of an object with the interface of scikit-learn. Raises: ModelFormatError."""
     functions = _functions(estimator)
@@ -113,13 +138,6 @@ def wrap(context: LoadContext, estimator: Any) -> Estimator:
         functions,
         () if is_list else classes,
     )
-
-
-def _load_skops(context: LoadContext, path: str) -> Any:
-    import skops.io  # noqa: PLC0415 - only for skops
-
-    check_types(context, path)
-    return skops.io.load(path, trusted=sorted(TRUSTED_TYPES))
 
 
 def _load_pickle(path: str) -> Any:

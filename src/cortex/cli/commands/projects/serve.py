@@ -17,7 +17,7 @@ from cortex.client.packaging import DEFAULT_CONFIG, dump_specs, pack_file
 from cortex.config.schema import ANY_MODEL, MAX_NAME_LENGTH, STORES
 from cortex.config.values import dashed
 from cortex.errors import ConfigError, InputError, ModelFormatError, NotFoundError, OperatorUnavailableError
-from cortex.models.formats.detection import Detection, detect
+from cortex.models.formats.detection import Detection, check_signature, detect
 from cortex.spelling import nearest
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="format of the model; default: model, which detects it by the content of the files",
     )
     parser.add_argument(
-        "--trust", choices=("pickle",), help="load joblib and pickle files, which runs code that they contain"
+        "--trust", choices=("pickle",), help="load joblib and pickle files, and other models that can run code"
     )
 
 
@@ -95,6 +95,8 @@ def _detect(location: str, arguments: argparse.Namespace) -> Detection:
     """Detect the format of a model on this machine. Raises: InputError."""
     try:
         found = detect(location)
+        if arguments.type == ANY_MODEL:
+            check_signature(found)
     except ModelFormatError as error:
         raise InputError(str(error)) from None
     if found.needs_trust and arguments.trust is None:
