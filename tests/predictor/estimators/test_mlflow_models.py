@@ -29,8 +29,8 @@ def frame() -> Any:
     return pd.DataFrame(ROWS, columns=["a", "b"])
 
 
-def load(folder: Path, *, trusts_pickle: bool = False) -> RunnableModel:
-    return DetectedLoader(trusts_pickle).load(LoadRequest("m", "1", str(folder), "", 0, None))
+def load(folder: Path, *, trusts_pickle: bool = False, model: str = "m", version: str = "1") -> RunnableModel:
+    return DetectedLoader(trusts_pickle).load(LoadRequest(model, version, str(folder), "", 0, None))
 
 
 def save(flavor: str, model: Any, folder: Path, inputs: Any, outputs: Any, **options: Any) -> None:
@@ -191,3 +191,72 @@ def test_no_hostile_folder_runs_anything(tmp_path: Path) -> None:
         with pytest.raises(ModelFormatError, match="write `trust: pickle` if you trust it"):
             load(folder)
     assert not (tmp_path / "marker").exists()
+
+
+def save_with_code(folder: Path, module: str, factor: int, *, fails: bool = False) -> None:
+    """Save a model whose code imports a module of its own, in the middle of a request."""
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    source = folder.with_suffix(".source")
+    source.mkdir()
+    (source / f"{module}.py").write_text(f"FACTOR = {factor}\n")
+    code = f"""
+import mlflow.pyfunc, mlflow.models
+class Model(mlflow.pyfunc.PythonModel):
+    def predict(self, context, model_input, params=None):
+        import {module}
+        return model_input["x"] * {module}.FACTOR
+mlflow.models.set_model(Model())
+"""
+    (source / "model.py").write_text(code)
+    mlflow.pyfunc.save_model(
+        str(folder),
+        python_model=str(source / "model.py"),
+        code_paths=[str(source / f"{module}.py")],
+        signature=ModelSignature(Schema([ColSpec("double", "x")]), Schema([ColSpec("double")])),
+        pip_requirements=["mlflow"],
+    )
+    if fails:
+        (folder / "model.py").write_text(f"import {module}\nraise RuntimeError('fails')\n")
+
+
+def answer(model: RunnableModel) -> list[float]:
+    return list(model.infer({"x": np.ones((1, 1))})["prediction"].tolist())
+
+
+def test_models_with_different_modules_of_one_name_are_not_loaded_into_one_process(tmp_path: Path) -> None:
+    save_with_code(tmp_path / "alpha", "prep_features", 10)
+    save_with_code(tmp_path / "beta", "prep_features", 1000)
+    save_with_code(tmp_path / "same", "prep_features", 10)
+    save_with_code(tmp_path / "other", "prep_others", 1000)
+    alpha = load(tmp_path / "alpha", trusts_pickle=True, model="alpha")
+    with pytest.raises(ModelFormatError) as caught:
+        load(tmp_path / "beta", trusts_pickle=True, model="beta")
+    assert str(caught.value) == (
+        "model 'beta' of version 1 and model 'alpha' of version 1 have different modules named prep_features, and a "
+        "Python process can have only one; rename it in one of them, or deploy them as two APIs"
+    )
+    with pytest.raises(ModelFormatError, match="version 2 and model 'alpha' of version 1 .*`cortex refresh` loads"):
+        load(tmp_path / "beta", trusts_pickle=True, model="alpha", version="2")
+    same = load(tmp_path / "same", trusts_pickle=True, model="same")
+    other = load(tmp_path / "other", trusts_pickle=True, model="other")
+    assert [answer(each) for each in (alpha, other, same, alpha)] == [[10.0], [1000.0], [10.0], [10.0]]
+
+
+def test_a_model_whose_module_another_package_has_imported_is_not_loaded(tmp_path: Path) -> None:
+    save_with_code(tmp_path / "m", "colorsys", 10)
+    import colorsys
+
+    with pytest.raises(ModelFormatError, match="imported another colorsys already, from .*colorsys.py; rename"):
+        load(tmp_path / "m", trusts_pickle=True)
+    assert colorsys.rgb_to_hsv(0, 0, 0) == (0, 0, 0)
+
+
+def test_a_repaired_version_can_be_loaded_after_one_that_failed(tmp_path: Path) -> None:
+    save_with_code(tmp_path / "1", "prep_repaired", 1, fails=True)
+    save_with_code(tmp_path / "2", "prep_repaired", 2)
+    with pytest.raises(ModelFormatError, match="fails"):
+        load(tmp_path / "1", trusts_pickle=True)
+    assert answer(load(tmp_path / "2", trusts_pickle=True, version="2")) == [2.0]

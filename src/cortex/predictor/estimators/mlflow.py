@@ -7,7 +7,7 @@ each column, or its tensors.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from cortex.payloads.inference_tensors import datatype_of
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.estimators.estimator import PREDICTION, Array, Columns, Estimator, Matrix, Table, texts
+from cortex.predictor.estimators.importing import load_with_modules
 from cortex.predictor.estimators.loader import LoadContext
 
 _DATATYPES = {
@@ -38,7 +39,9 @@ def load(context: LoadContext) -> Estimator:
     folder = context.detection.path
     if not context.detection.needs_trust:
         _check_types(context, Path(folder))
-    model = mlflow.pyfunc.load_model(folder, suppress_warnings=True)
+    model = load_with_modules(
+        context.request, _code_folders(Path(folder)), lambda: mlflow.pyfunc.load_model(folder, suppress_warnings=True)
+    )
     inputs, outputs = model.metadata.get_input_schema(), model.metadata.get_output_schema()
     if inputs is None or not inputs.inputs:
         raise context.error("it has no signature; save it with `signature=infer_signature(inputs, predictions)`")
@@ -47,6 +50,14 @@ def load(context: LoadContext) -> Estimator:
     name = declared[0].name if len(declared) == 1 else PREDICTION
     functions = {"": _predict(model, name)}
     return Estimator(context.request.model, "mlflow", context.detection.reason, table, functions, (), declared)
+
+
+def _code_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of code of a model, and of the models among its artifacts."""
+    for file in sorted(folder.rglob("MLmodel")):
+        for flavor in mlflow.models.Model.load(str(file.parent)).flavors.values():
+            if code := flavor.get("code"):
+                yield file.parent / str(code)
 
 
 def _check_types(context: LoadContext, folder: Path) -> None:
