@@ -36,6 +36,16 @@ def in_background(pool: ThreadPoolExecutor, replica: Replica, path: str, body: b
     return future
 
 
+def unaccepted(replica: Replica) -> int:
+    """Return the number of connections that wait for the server at its port."""
+    (port,) = {
+        each.laddr.port for each in psutil.Process(replica.pid).net_connections("tcp") if each.status == "LISTEN"
+    }
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    (found,) = [fields for fields in lines if fields[1].endswith(f":{port:04X}") and fields[3] == "0A"]
+    return int(found[4].partition(":")[2], 16)
+
+
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
@@ -182,6 +192,45 @@ def test_a_command_that_is_killed_at_its_start_is_reported_with_its_death() -> N
         assert process.failure.message == "the command died: killed (SIGKILL) before it was ready"
         assert process.death is not None
         assert process.death.cause is DeathCause.KILLED
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("health", ["/health", "/slow-health"])
+def test_a_command_whose_probes_fail_is_not_ready_until_one_succeeds(health: str) -> None:
+    source = SERVER.replace('path == "/health"', 'path in ("/health", "/slow-health")').replace(
+        'ready = not os.path.exists("unready")',
+        """ready = not os.path.exists(os.environ["SHARED_FOLDER"] + "/unready")
+                if not ready and path == "/slow-health":
+                    time.sleep(600)""",
+    )
+    with running_command(source=source, readiness=health) as replica, ThreadPoolExecutor() as pool:
+        pid = replica.wait_ready().processes[0].pid
+        go = Path(replica.spec.run_dir) / "go"
+        (Path(replica.spec.run_dir) / "unready").touch()
+        (process,) = replica.wait_state(ProcessState.STARTING).processes
+        assert process.failure is not None
+        problem = f"GET {health} answered 503" if health == "/health" else f"GET {health} had no answer within 5 s"
+        assert process.failure.message == f"the command is not ready: {problem}"
+        running = in_background(pool, replica, "/wait", str(go).encode())
+        (Path(replica.spec.run_dir) / "unready").unlink()
+        assert replica.wait_ready().processes[0].failure is None
+        go.touch()
+        assert running.result().body == b"waited"
+        assert replica.pid == pid
+
+
+@pytest.mark.long
+def test_a_command_that_is_busy_with_one_request_stays_ready() -> None:
+    source = SERVER.replace("ThreadingHTTPServer", "HTTPServer")
+    with running_command(source=source, readiness="/health") as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        go = Path(replica.spec.run_dir) / "go"
+        running = in_background(pool, replica, "/wait", str(go).encode())
+        wait_until(lambda: unaccepted(replica) >= 4, PATIENCE_S)  # probes, of which three would end readiness
+        assert replica.status().is_ready
+        assert "does not answer" not in replica.log()
+        go.touch()
+        assert running.result().body == b"waited"
 
 
 @pytest.mark.long

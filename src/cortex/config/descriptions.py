@@ -18,7 +18,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "readiness": (
             "RealtimeAPI only: the JSON body of a POST request that each new process must process before it "
             "receives requests. If it fails, the version does not start. `readiness: sample.json`. With `type: "
-            "command`, the path at which the server answers a GET request once it is ready. `readiness: /health`"
+            "command`, the path at which the server answers a GET request while it is ready. `readiness: /health`"
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
         "handler.type": (

@@ -1,4 +1,8 @@
-"""The slot of a worker that runs a command: names the command's end, and keeps its last lines if it does not start."""
+"""The slot of a worker that runs a command: names the command's end, and keeps its last lines if it does not start.
+
+A command whose probes fail is reported as one that starts, with the reason, so that the gateway sends it no requests.
+Those that it has go on. It is ended if it stays so, later each time, because a restart has not helped.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.processes.backoff import Backoff
 from cortex.processes.process_tree import descendants
 from cortex.supervisor.exit_reasons import name_death, resident_bytes
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
@@ -27,6 +32,10 @@ _MEASURE_S = 0.25
 _ERROR = re.compile(r"error|exception|panic|fatal", re.IGNORECASE)
 #: Time to stop the proxy, in addition to that of the command.
 _PROXY_EXIT_S = 0.5
+#: Time after which a command whose probes fail is restarted, the first time and at most.
+_MAX_FAILING = Backoff(60.0, 600.0)
+#: A command that has been ready for this long after such a restart begins with the first time again.
+_RECOVERED_S = 600.0
 
 
 class CommandWorkerSlot(RequestWorkerSlot):
@@ -39,18 +48,31 @@ class CommandWorkerSlot(RequestWorkerSlot):
     _memory_bytes = 0
     _measure_at = 0.0
     _waits_for = ""
+    _unready_for = ""  #: why it gets no requests, although it was ready; "": it is
+    _unready_ends = 0  #: in a row
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
         output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
         inheritance = Inheritance(output, self._listener)
-        return run_command_worker(self._spec, self.index, channel, self._connections.shared_state, inheritance)
+        max_failing_s = _MAX_FAILING.delay_s(self._unready_ends + 1)
+        return run_command_worker(self._spec, self.index, channel, self.shared_state, inheritance, max_failing_s)
 
     @property
     def status(self) -> ProcessStatus:
         """The status reported to the engine."""
         status = super().status
-        return replace(status, waits_for=self._waits_for) if self.state is ProcessState.STARTING else status
+        if self.state is ProcessState.STARTING:
+            return replace(status, waits_for=self._waits_for)
+        if self.state is ProcessState.READY and self._unready_for:
+            failure = StartFailure(f"the command is not ready: {self._unready_for}", summary="it is not ready")
+            return replace(status, state=ProcessState.STARTING, failure=failure)
+        return status
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether the process would run another request at once."""
+        return super().has_room and not self._unready_for
 
     @property
     def user_pid(self) -> int | None:
@@ -72,6 +94,7 @@ class CommandWorkerSlot(RequestWorkerSlot):
         self._wait_status = None
         self._tail = b""
         self._waits_for = ""
+        self._unready_for = ""
         self._memory_bytes = 0
         self._measure_at = 0.0
 
@@ -84,8 +107,14 @@ class CommandWorkerSlot(RequestWorkerSlot):
             self._waits_for = str(message["message"])
         elif kind == "ended":
             self._wait_status = int(message["wait_status"])
-        elif kind == "unresponsive":
-            self.kill(Death(DeathCause.TIMED_OUT, f"unresponsive: {message['message']}", time.time()))
+        elif kind == "unready":
+            self._unready_for = str(message["message"])
+        elif kind == "recovered":
+            self._unready_for = ""
+        elif kind == "unresponsive" and self._killed_for is None:
+            is_first = time.monotonic() - self._ready_at > _RECOVERED_S + _MAX_FAILING.delay_s(self._unready_ends + 1)
+            self._unready_ends = 1 if is_first else self._unready_ends + 1
+            self.kill(Death(DeathCause.KILLED, f"killed: {message['message']}", time.time()))
         else:
             super().on_message(message)
 

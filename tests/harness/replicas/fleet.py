@@ -52,6 +52,8 @@ STARTING = process(state=ProcessState.STARTING)
 RESTARTING = process(
     state=ProcessState.STARTING, restarts=1, death=Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0)
 )
+#: A command whose probes fail, after a restart.
+UNREADY = process(state=ProcessState.STARTING, restarts=1, failure=BROKEN)
 FAILED = process(state=ProcessState.BACKING_OFF, restarts=1, failed_starts=1, failure=BROKEN)
 
 

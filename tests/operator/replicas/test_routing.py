@@ -18,6 +18,7 @@ from harness.replicas.fleet import (
     READY,
     RESTARTING,
     STARTING,
+    UNREADY,
     api,
     deployed,
     process,
@@ -52,6 +53,14 @@ def test_a_restarting_process_is_routed_only_if_no_process_is_ready() -> None:
     assert names(backend([replica("a", RESTARTING), replica("b")])) == ["b-0"]
     assert names(backend([replica("a", RESTARTING)])) == ["a-0"]
     assert names(backend([replica("a", BACKING_OFF)])) == []
+
+
+def test_a_process_that_is_no_longer_ready_is_not_routed_and_the_reason_is_known() -> None:
+    assert names(backend([replica("a", UNREADY)])) == []
+    assert names(backend([replica("a", UNREADY, READY)])) == ["a-1"]
+    assert names(backend([replica("a", UNREADY), replica("b", RESTARTING)])) == ["b-0"]
+    reason = "ValueError while it started; `cortex get iris` shows why"
+    assert backend([replica("a", UNREADY)]).unavailable == reason
 
 
 def test_the_backend_contains_the_reason_why_no_replica_is_ready() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
+from pathlib import Path
 
 import pytest
 
@@ -62,14 +64,25 @@ def test_only_commands_have_a_second_socket() -> None:
     assert ReplicaSpec.from_json(SPEC.to_json()) == SPEC
 
 
-def test_two_processes_never_get_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    port, lock = reserve_port()
-    with lock:
-        monkeypatch.setattr("cortex.worker.commands.command_process._PORTS", range(port, port + 1))
-        with pytest.raises(UserError, match="no port between"):
-            reserve_port()
+def test_two_processes_never_get_the_same_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = tmp_path / "ports"
+    port, lock = reserve_port(locks)
+    monkeypatch.setattr("cortex.worker.commands.command_process._PORTS", range(port, port + 1))
+    with pytest.raises(UserError, match="no port between"):
+        reserve_port(locks)
+    os.close(lock)
     with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError):  # of another program
-        reserve_port()
-    again, lock = reserve_port()
-    lock.close()
+        reserve_port(locks)
+    again, lock = reserve_port(locks)
+    os.close(lock)
     assert again == port
+
+
+def test_no_other_user_can_see_which_ports_are_reserved(tmp_path: Path) -> None:
+    port, lock = reserve_port(tmp_path / "ports")
+    assert stat.S_IMODE((tmp_path / "ports").stat().st_mode) == 0o700
+    for table in ("unix", "tcp", "tcp6"):
+        shown = Path(f"/proc/net/{table}").read_text()
+        assert f"cortex-port-{port}" not in shown
+        assert f":{port:04X} " not in shown
+    os.close(lock)

@@ -70,8 +70,12 @@ class Replica:
 
 
 def is_restarting(process: ProcessStatus) -> bool:
-    """Return whether a process that was ready before is in its first restart attempt."""
-    return process.state is ProcessState.STARTING and process.restarts > 0 and process.failed_starts == 0
+    """Return whether a process that was ready before is in its first restart attempt.
+
+    A process with a failure runs, and is not ready any more.
+    """
+    is_first = process.restarts > 0 and process.failed_starts == 0 and process.failure is None
+    return process.state is ProcessState.STARTING and is_first
 
 
 class Stage(StrEnum):

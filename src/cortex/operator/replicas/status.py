@@ -227,7 +227,9 @@ def _bucket(replica: Replica) -> str:
 
 
 def _failed(process: ProcessStatus) -> bool:
-    return process.failed_starts > 0 or process.state is ProcessState.BACKING_OFF
+    """Return whether the last start failed, or the process is not ready any more."""
+    is_unready = process.state is ProcessState.STARTING and process.failure is not None
+    return process.failed_starts > 0 or process.state is ProcessState.BACKING_OFF or is_unready
 
 
 def _with(counts: ReplicaCounts, **changes: int) -> ReplicaCounts:

@@ -51,6 +51,7 @@ class CommandCall:
     ) -> None:
         """Create the call; `on_over` is called once, at its end."""
         self.status = 0  #: of the response; 0 until it has begun
+        self.began_at = time.monotonic()
         self._server = server
         self._connection = connection
         self._loop = server.upstream.loop
@@ -74,6 +75,11 @@ class CommandCall:
         self._is_framed = False  #: the body does not last until the connection ends
         self._body: list[bytes] = []
         self._is_complete = False
+
+    @property
+    def is_uploading(self) -> bool:
+        """Return whether a part of the request has yet to be sent."""
+        return not self._is_sent
 
     def begin(self) -> None:
         """Send the request."""
@@ -139,6 +145,7 @@ class CommandCall:
             return
         if self._is_upgraded:
             self._touch(self._server.websocket_idle_s)
+            self._server.answered()
             self._connection.write_raw(bytes(data))
         else:
             self._parse(data)
@@ -237,9 +244,10 @@ class CommandCall:
             self._is_complete = True
             self._has_excess = is_head or (self._code == 204 and self._is_framed)  # some servers send a body
         self._touch()
+        if self._code < 500:
+            self._server.answered()
         if not self.status:
             self.status = self._code
-            self._server.answered()
             headers = response_headers(self._headers, self._prefix, self._server.strips_prefix, self._host)
             if len(headers) > MAX_RESPONSE_HEADERS:
                 self.status = 0

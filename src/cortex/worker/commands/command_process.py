@@ -1,5 +1,8 @@
 """The process of a command: its environment, its start, the address at which it listens, and its end.
 
+Whatever else listens at the port gets no connection: an address is that of the command while one of its processes holds
+the socket that listens there. A unix socket needs no check, because only this user can create it in its folder.
+
 It leads a process group of its own, and ends with the worker that started it, even if that is killed. The worker adopts
 the processes that leave the group, so that they end with the command, too; if it is killed, its supervisor adopts them.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import shlex
@@ -23,6 +27,7 @@ from string import Template
 
 from cortex.errors import UserError
 from cortex.processes.process_tree import descendants, is_running
+from cortex.worker.commands.socket_table import SocketTable, is_held_by
 from cortex.worker.commands.upstream import Address
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import adopt_orphans, end_with_parent
@@ -37,6 +42,8 @@ _PORTS = range(20_000, 32_000)
 #: Attempts to kill processes that fork as fast as they are killed.
 _MAX_KILLS, _KILL_S = 100, 0.002
 _HOSTS = ("127.0.0.1", "::1")
+#: Folder of the locks of ports, beside the sockets.
+PORT_LOCKS = "ports"
 
 
 def process_environment(environ: Mapping[str, str], spec: ReplicaSpec, index: int, port: int) -> dict[str, str]:
@@ -63,7 +70,9 @@ class CommandProcess:
     def __init__(self, spec: ReplicaSpec, index: int) -> None:
         self.wait_status: int | None = None  #: of the process, once it has ended
         self.socket_path = spec.command_sockets[index]
-        self.port, self._port_lock = reserve_port()
+        self.port, self._port_lock = reserve_port(Path(self.socket_path).parent / PORT_LOCKS)
+        self._sockets = SocketTable()
+        self._held: dict[tuple[str, int], int] = {}  #: inodes of the sockets that its processes hold
         environ = process_environment(os.environ, spec, index, self.port)
         self.arguments = expand(spec.command, environ)
         self._environ = environ
@@ -147,11 +156,48 @@ class CommandProcess:
 
     def find_address(self) -> Address | None:
         """Return the address at which the server accepts connections; None if there is none."""
-        candidates: list[Address] = [self.socket_path, *((host, self.port) for host in _HOSTS)]
-        return next(filter(_accepts, candidates), None)
+        if _accepts(self.socket_path):
+            return self.socket_path
+        return next(filter(self.listens_at, ((host, self.port) for host in _HOSTS)), None)
 
-    def find_other_ports(self) -> list[str]:
-        """Return the TCP addresses at which processes of the command listen instead."""
+    def listens_at(self, address: tuple[str, int]) -> bool:
+        """Return whether it is the command that listens at an address."""
+        found = self._sockets.find(*address)
+        if found is None or not is_held_by(found, descendants(os.getpid())):
+            self._held.pop(address, None)
+            return False
+        self._held[address] = found.inode
+        return True
+
+    def still_listens_at(self, address: Address) -> bool:
+        """Return whether the command has listened at an address ever since it was found there; it is cheap.
+
+        So a connection that was made meanwhile leads to the command.
+        """
+        if isinstance(address, str):
+            return True
+        found = self._sockets.find(*address)
+        return found is not None and self._held.get(address) == found.inode
+
+    def why_no_address(self) -> str:
+        """Return that there is no address, and what may be the reason."""
+        return f"{self.no_address}{self.find_mistake()}"
+
+    @property
+    def no_address(self) -> str:
+        """Return that there is no address."""
+        return f"it listens neither at the port $PORT ({self.port}) nor at the unix socket $CORTEX_SOCKET"
+
+    def find_mistake(self) -> str:
+        """Return the addresses at which processes of the command listen instead, or others at its port; else ""."""
+        if others := self._find_other_ports():
+            return f"; it listens at {', '.join(others)}: pass it the port, such as --port $PORT"
+        found = [host for host in _HOSTS if self._sockets.find(host, self.port)]
+        strangers = [host for host in found if not self.listens_at((host, self.port))]
+        return f"; a program that it did not start listens there, at {' and '.join(strangers)}" if strangers else ""
+
+    def _find_other_ports(self) -> list[str]:
+        """Return the TCP addresses of its processes that are others."""
         import psutil  # noqa: PLC0415 - for an error message only
 
         found: set[str] = set()
@@ -163,19 +209,20 @@ class CommandProcess:
         return sorted(found)
 
 
-def reserve_port() -> tuple[int, socket.socket]:
-    """Return a free port of the loopback interface, and the lock that keeps other workers from choosing it.
+def reserve_port(locks: Path) -> tuple[int, int]:
+    """Return a free port of the loopback interface, and the descriptor that keeps other workers from choosing it.
 
-    The lock is an abstract unix socket, of the network namespace like ports. Raises: UserError.
+    `locks` is a private folder with a file per port: whoever knows a port can listen there first. Raises: UserError.
     """
+    locks.mkdir(mode=0o700, exist_ok=True)
     for port in random.sample(_PORTS, min(len(_PORTS), 200)):
-        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        lock = os.open(locks / str(port), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            lock.bind(f"\0cortex-port-{port}")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for host in _HOSTS:
                 _check_free(host, port)
         except OSError:
-            lock.close()
+            os.close(lock)
             continue
         return port, lock
     raise UserError(f"no port between {_PORTS.start} and {_PORTS.stop} is free")
@@ -197,17 +244,14 @@ def _check_free(host: str, port: int) -> None:
                 raise
 
 
-def _accepts(address: Address) -> bool:
-    if isinstance(address, str):
-        if not Path(address).exists():
+def _accepts(path: str) -> bool:
+    """Return whether a server listens at a unix socket, without waiting for it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except BlockingIOError:
+            pass  # its backlog is full
+        except OSError:
             return False
-        family = socket.AF_UNIX
-    else:
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.settimeout(1.0)
-            sock.connect(address)
-    except OSError:
-        return False
     return True

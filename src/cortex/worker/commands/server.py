@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.readiness_probe import ProbeResult, probe
 from cortex.worker.commands.upstream import Address, Upstream
 from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
@@ -54,10 +55,11 @@ class CommandServer:
         self.connections = ConnectionPool(
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, CommandConnection
         )
-        self.upstream = Upstream(loop, address, memoryview(bytearray(READ_BYTES)))
+        self.upstream = Upstream(loop, process, address, memoryview(bytearray(READ_BYTES)))
         self.strips_prefix = spec.strip_prefix
-        self.answered_at = time.monotonic()  #: when the server last answered anything
+        self.answered_at = time.monotonic()  #: when the server last answered anything but an error of its own
         self.is_stopping = False
+        self._readiness_path = spec.readiness
         self._process = process
         self._tracing = tracing
         self._loop = loop
@@ -94,6 +96,30 @@ class CommandServer:
     def answered(self) -> None:
         """Note that the server has answered."""
         self.answered_at = time.monotonic()
+
+    async def probe(self) -> ProbeResult:
+        """Probe the server, at the address at which it listens now."""
+        upstream = self.upstream
+        if upstream.address is not None:
+            upstream.is_of_command(upstream.address)
+        address = upstream.find_address()
+        if address is None:
+            return ProbeResult(self._process.why_no_address())
+        result = await probe(address, self._readiness_path, upstream.is_of_command)
+        if result.is_ready:
+            self.answered()
+        elif not result.is_silent:
+            upstream.lose(address)
+        return result
+
+    def is_busy(self, since: float) -> bool:
+        """Return whether requests explain that the server has answered no probe `since` then: it works on them.
+
+        It answers them, or a request has been running all the time that is not late yet, or whose body still arrives.
+        """
+        is_late = time.monotonic() - self.answered_at > self.timeout_s
+        running = [call for call in self._running if call.began_at < since]
+        return self.answered_at > since or any(not is_late or call.is_uploading for call in running)
 
     def stop(self, done: Callable[[], None]) -> None:
         """End the command and its processes, then call `done`."""

@@ -14,21 +14,47 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cortex.worker.commands.command_call import CommandCall
+    from cortex.worker.commands.command_process import CommandProcess
 
 #: Address of a server: the path of a unix socket, or host and port.
 Address = str | tuple[str, int]
 
 #: Interval of attempts to connect while the server accepts no connection.
 _RETRY_S = 0.02
+#: Shortest interval of searches for the address at which the server listens now.
+_SEARCH_S = 0.1
 
 
 class Upstream:
-    """The server of the command. Event-loop thread only."""
+    """The server of the command, and the address at which it listens. Event-loop thread only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, buffer: memoryview) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, process: CommandProcess, address: Address, buffer: memoryview
+    ) -> None:
         self.loop = loop
-        self.address = address
+        self.address: Address | None = address  #: None while it listens nowhere
         self.buffer = buffer
+        self._process = process
+        self._search_at = 0.0
+
+    def is_of_command(self, address: Address) -> bool:
+        """Return whether a connection that was just made to an address is one to the command; else search again."""
+        is_same = self._process.still_listens_at(address)
+        if not is_same:
+            self.lose(address)
+        return is_same
+
+    def lose(self, address: Address) -> None:
+        """Search for the address again, unless another one has been found meanwhile."""
+        if self.address == address:
+            self.address = None
+
+    def find_address(self) -> Address | None:
+        """Return the address, after a search if it is not known."""
+        if self.address is None and self.loop.time() >= self._search_at:
+            self._search_at = self.loop.time() + _SEARCH_S
+            self.address = self._process.find_address()
+        return self.address
 
     def connect(self, receiver: CommandCall) -> UpstreamConnection:
         """Return a new connection for a request."""
@@ -41,6 +67,7 @@ class UpstreamConnection:
     """One connection to the server."""
 
     __slots__ = (
+        "_address",
         "_backlog",
         "_fd",
         "_is_connected",
@@ -53,13 +80,15 @@ class UpstreamConnection:
         "error",
     )
 
+    _address: Address
+    _sock: socket.socket  #: once there is an address
+
     def __init__(self, upstream: Upstream, receiver: CommandCall) -> None:
         self.error = ""  #: of the last attempt to connect
         self._receiver = receiver
         self._upstream = upstream
         self._loop = upstream.loop
-        self._sock = _new_socket(upstream.address)
-        self._fd = self._sock.fileno()
+        self._fd = -1
         self._backlog: deque[memoryview] = deque()
         self._is_open = True
         self._is_connected = self._is_reading = False
@@ -75,36 +104,48 @@ class UpstreamConnection:
         return sum(map(len, self._backlog))
 
     def connect(self) -> None:
-        """Connect; repeat it while the server refuses. The receiver limits the time."""
+        """Connect; repeat it while the server refuses, or is found at no address. The receiver limits the time."""
         if not self._is_open:
             return
+        address = self._upstream.find_address()
+        if address is None:
+            self.error = "it listens nowhere"
+            self._loop.call_later(_RETRY_S, self.connect)
+            return
+        self._address = address
+        self._sock = _new_socket(address)
+        self._fd = self._sock.fileno()
         try:
-            self._sock.connect(self._upstream.address)
+            self._sock.connect(address)
         except BlockingIOError as error:
-            if isinstance(self._upstream.address, str):  # the server's backlog is full
+            if isinstance(address, str):  # the server's backlog is full
                 self._connect_later(error)
             else:
                 self._loop.add_writer(self._fd, self._on_connected)
         except OSError as error:
+            self._upstream.lose(address)
             self._connect_later(error)
         else:
             self._begin()
 
     def _connect_later(self, error: OSError) -> None:
         self.error = error.strerror or str(error)
+        self._fd = -1
         self._sock.close()
-        self._sock = _new_socket(self._upstream.address)
-        self._fd = self._sock.fileno()
         self._loop.call_later(_RETRY_S, self.connect)
 
     def _on_connected(self) -> None:
         self._loop.remove_writer(self._fd)
         if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._upstream.lose(self._address)
             self._connect_later(OSError(number, os.strerror(number)))
         else:
             self._begin()
 
     def _begin(self) -> None:
+        if not self._upstream.is_of_command(self._address):
+            self._connect_later(OSError("another program listens at its port"))
+            return
         self._is_connected = True
         self.resume()
         if self._backlog:
@@ -174,8 +215,9 @@ class UpstreamConnection:
             return
         self._is_open = False
         self.pause()
-        self._loop.remove_writer(self._fd)
-        self._sock.close()
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            self._sock.close()
         self._backlog.clear()
 
 

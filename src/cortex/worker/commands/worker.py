@@ -12,7 +12,9 @@ again. The supervisor's side is `supervisor.command_worker_slot`.
                it is not ready within `start_timeout`                  failed         killed, exit 1
                the command ends                                        ended          exit 1
     READY      a probe fails                                           -              READY, with a line in the log
-               silence for `SILENCE_S` and the timeout of the API      unresponsive   the supervisor kills both
+               `MAX_FAILURES` in a row fail                            unready        READY, without new requests
+               a probe succeeds after that                             recovered      READY
+               it has been without for long, and answers no request    unresponsive   the supervisor kills both
                the command ends                                        ended          exit 1
                `stop`, or the last request of an orphan                -              STOPPING
     STOPPING   SIGTERM, after `STOP_S` SIGKILL; the command ends       -              exit 0
@@ -31,7 +33,7 @@ import uvloop
 
 from cortex.worker.channel import Channel
 from cortex.worker.commands.command_process import CommandProcess
-from cortex.worker.commands.readiness_probe import PROBE_S, SILENCE_S, probe, wait_until_ready
+from cortex.worker.commands.readiness_probe import FAILING_S, PROBE_S, Readiness, wait_until_ready
 from cortex.worker.commands.server import FLUSH_S, CommandServer
 from cortex.worker.commands.upstream import Address
 from cortex.worker.monitoring.exchange_writer import open_exchange_writer
@@ -50,8 +52,12 @@ def run_command_worker(
     channel: Channel,
     shared_state: SharedConnectionState,
     inheritance: Inheritance,
+    max_failing_s: float,
 ) -> int:
-    """Run the command as process `index` of a replica; return the exit code."""
+    """Run the command as process `index` of a replica; return the exit code.
+
+    It is ended once its probes have failed for `max_failing_s`.
+    """
     process: CommandProcess | None = None
     try:
         spec = enter_project(spec, index)
@@ -73,17 +79,24 @@ def run_command_worker(
         return 1
     file, tracing = open_metrics(spec, index), open_tracing(spec, index)
     context = WorkerContext(spec, channel, shared_state, inheritance, file, tracing)
-    return _serve(context, process, address, loop)
+    return _serve(context, process, address, loop, max_failing_s)
 
 
-def _serve(context: WorkerContext, process: CommandProcess, address: Address, loop: asyncio.AbstractEventLoop) -> int:
+def _serve(
+    context: WorkerContext,
+    process: CommandProcess,
+    address: Address,
+    loop: asyncio.AbstractEventLoop,
+    max_failing_s: float,
+) -> int:
     spec, channel, file, tracing = context.spec, context.channel, context.file, context.tracing
     server = CommandServer(spec, process, address, loop, context.shared_state, file, tracing)
     exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
     orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
-    tasks = [loop.create_task(_report_end(process, server, channel, loop))]
-    if spec.readiness is not None:
-        tasks.append(loop.create_task(_watch(spec, server, address, channel)))
+    tasks = [  # noqa: F841 - the loop keeps no reference to them
+        loop.create_task(_report_end(process, server, channel, loop)),
+        loop.create_task(_watch(server, channel, max_failing_s)),
+    ]
     channel.send("ready", slots=spec.max_concurrency, shares_loop=True)
     loop.run_forever()
     process.kill()  # what the command has left behind
@@ -108,17 +121,26 @@ async def _report_end(
         loop.stop()
 
 
-async def _watch(spec: ReplicaSpec, server: CommandServer, address: Address, channel: Channel) -> None:
-    """Report a server to the supervisor that has answered neither probes nor requests for long."""
-    is_silent = False
+async def _watch(server: CommandServer, channel: Channel, max_failing_s: float) -> None:
+    """Probe the server, and report to the supervisor when its readiness changes, and when it should be restarted."""
+    readiness = Readiness()
+    is_reported = False  #: to be not ready
     while not server.is_stopping:
-        await asyncio.sleep(PROBE_S)
-        result = await probe(address, spec.readiness)
-        if result.is_ready:
-            server.answered()
-        silent_s = time.monotonic() - server.answered_at
-        if silent_s > SILENCE_S + server.timeout_s:
-            channel.send("unresponsive", message=f"{result.problem}; no request was answered for {silent_s:.0f} s")
-        elif not result.is_ready and not is_silent and not server.is_stopping:
+        await asyncio.sleep(FAILING_S if readiness.failures else PROBE_S)
+        began_at = time.monotonic()
+        result = await server.probe()
+        now = time.monotonic()
+        if server.is_stopping:
+            return
+        failures = readiness.failures
+        readiness.observe(result, server.is_busy(began_at), now)
+        if readiness.failures > failures == 0:
             write_log(f"the command does not answer: {result.problem}\n")
-        is_silent = not result.is_ready
+        if not readiness.is_ready:
+            is_reported = channel.send("unready", message=readiness.problem) or is_reported
+            failing_s = now - readiness.failing_since
+            if failing_s > max_failing_s and not server.is_busy(now):
+                channel.send("unresponsive", message=f"it was not ready for {failing_s:.0f} s: {readiness.problem}")
+        elif is_reported and channel.send("recovered"):
+            is_reported = False
+            write_log("the command is ready again\n")
