@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ from cortex.operator.jobs.plan import (
     StopWorker,
     plan_jobs,
 )
-from harness.jobs.planned_jobs import NOW, free_capacity, job, worker
+from harness.jobs.planned_jobs import NOW, SimulatedJobs, free_capacity, job, worker
 
 
 def test_a_job_gets_the_workers_it_asked_for() -> None:
@@ -56,8 +58,11 @@ def test_a_job_without_capacity_stores_what_it_waits_for() -> None:
     lack = "a worker needs 3 cores, but 1 of this machine's 4 is free; it starts once there is capacity"
     jobs, crew = [job("a", cpu=3), job("b", status=JobStatus.RUNNING)], [worker("w", "b")]
     assert plan_jobs(jobs, crew, free_capacity(1), NOW) == [SetMessage("a", lack)]
-    advice = " (replicas of APIs hold 2 cores: delete some, or lower their compute.cpu)"
-    assert plan_jobs(jobs, crew, replace(free_capacity(1), replica_cores=2.0), NOW) == [SetMessage("a", lack + advice)]
+    lack = lack.replace(
+        "there is capacity", "no other worker runs (replicas of APIs hold 2 cores: delete some, or lower"
+    )
+    held = replace(free_capacity(1), replica_cores=2.0)
+    assert plan_jobs(jobs, crew, held, NOW) == [SetMessage("a", f"{lack} their compute.cpu)")]
     (hopeless,) = plan_jobs([job("a", cpu=8)], [], free_capacity(4), NOW)
     assert hopeless == SetMessage("a", "a worker needs 8 cores, but this machine has 4; lower its `compute`")
 
@@ -241,3 +246,98 @@ def test_never_exceeds_the_capacity_and_uses_all_of_it(wishes: list[tuple[int, f
     for item in jobs:
         is_short = started[item.record.id] < item.wanted
         assert not is_short or (item.compute.cpu or 0) > cores - taken - 1e-6
+
+
+@pytest.mark.parametrize("replica_cores", [0.0, 1.0, 1.8, 2.0, 2.2, 3.0])
+def test_apis_take_turns_however_many_cores_replicas_ask_for(replica_cores: float) -> None:
+    machine = SimulatedJobs(2, replica_cores)
+    machine.submit(*(job(name, batches=3, cpu=0.2, revision=name[:2]) for name in ("qa1", "qb1", "qa2", "qa3", "qa4")))
+    machine.run(40)
+    assert machine.jobs == []
+    assert machine.started[:2] == ["qa1", "qb1"]
+
+
+def test_a_large_job_is_not_overtaken_for_ever_by_small_ones() -> None:
+    machine = SimulatedJobs(2, 0)
+    machine.submit(job("a", batches=1), job("b", batches=2), job("large", cpu=2, revision="r2"))
+    machine.run(20, lambda step: [job(f"small{step}", batches=2)])
+    assert machine.started[:4] == ["a", "b", "small0", "large"]  # `b`, which is older, had half of the machine
+
+
+def test_small_jobs_use_what_an_older_job_can_not_use_yet() -> None:
+    machine = SimulatedJobs(2, 0)
+    machine.submit(job("long", batches=10), job("large", cpu=2, revision="r2"), job("small", batches=3))
+    machine.run(20)
+    assert machine.started == ["long", "small", "large"]
+
+
+def test_a_job_that_waits_for_the_last_workers_of_younger_ones_keeps_their_capacity() -> None:
+    crew = [worker("w", "over", revision="r2")]
+    jobs = [job("large", cpu=2), job("small", revision="r2")]
+    assert plan_jobs(jobs, crew, free_capacity(1, of=2), NOW)[0] == StopWorker("w")
+    jobs.append(job("running", status=JobStatus.RUNNING))
+    actions = plan_jobs(jobs, [worker("w", "running")], free_capacity(1, of=2), NOW)
+    assert actions[1:] == [SetMessage("small", "older jobs wait for the capacity that is free")]
+    assert isinstance(actions[0], SetMessage)
+
+
+def test_a_job_takes_a_worker_only_from_a_job_that_holds_what_it_lacks() -> None:
+    gib = 1024**3
+    crew = [worker(f"c{number}", "cores") for number in range(3)]
+    crew += [worker(f"m{number}", "memory", mem=4 * gib) for number in range(2)]
+    jobs = [job("cores", 3), job("memory", 2, mem=4 * gib), job("b", mem=2 * gib, cpu=0.2)]
+    stops = [
+        action
+        for action in plan_jobs(jobs, crew, free_capacity(1, memory=0, of=8), NOW)
+        if isinstance(action, StopWorker)
+    ]
+    assert stops == [StopWorker("m1", YIELD_DRAIN_S)]
+
+
+_CORES = st.sampled_from([0.2, 0.5, 1.0, 2.0, 4.0])
+_GIB = 1024**3
+_ORDERS = st.tuples(  # cores, GiB, workers, batches, revision
+    _CORES, st.sampled_from([None, 1, 5]), st.integers(1, 3), st.integers(1, 4), st.sampled_from(["r1", "r2", "r3"])
+)
+
+
+@given(
+    cores=st.sampled_from([2.0, 4.0]),
+    held=st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0, 1.1, 2.0]),
+    replica_memory=st.sampled_from([0, 2, 4]),
+    first=st.lists(_ORDERS, min_size=1, max_size=4),
+    later=st.lists(_ORDERS, min_size=1, max_size=2),
+)
+def test_no_job_waits_for_ever_while_younger_ones_are_served(
+    cores: float, held: float, replica_memory: int, first: list[tuple[Any, ...]], later: list[tuple[Any, ...]]
+) -> None:
+    """`first` are submitted at once; then there are always three unfinished jobs of each of `later`."""
+    machine = SimulatedJobs(cores, cores * held, replica_memory * _GIB)
+
+    def order(name: str, wishes: tuple[Any, ...]) -> PlannedJob:
+        cpu, gib, workers, batches, revision = wishes
+        # One revision has one compute.
+        return job(name, workers, batches=batches, cpu=cpu, mem=gib and gib * _GIB, revision=f"{revision}/{cpu}/{gib}")
+
+    def can_run(wishes: tuple[Any, ...]) -> bool:
+        return wishes[0] <= cores and (wishes[1] or 0) <= 8 - replica_memory
+
+    def arrive(step: int) -> Iterator[PlannedJob]:
+        for number, wishes in enumerate(later):
+            if sum(each.record.id.startswith(f"later{number}-") for each in machine.jobs) < 3:
+                yield order(f"later{number}-{step}", wishes)
+
+    machine.submit(*(order(f"first{number}", wishes) for number, wishes in enumerate(first)))
+    machine.run(60, arrive)
+    feasible = {f"first{number}" for number, wishes in enumerate(first) if can_run(wishes)}
+    feasible |= {f"later{number}-{step}" for number, wishes in enumerate(later) for step in range(3) if can_run(wishes)}
+    assert feasible - set(machine.started) == set()
+
+
+def test_free_cores_are_never_negative_in_messages() -> None:
+    for cores in (-0.4, -1e-9, 0.0):
+        (note,) = plan_jobs(
+            [job("a"), job("b", status=JobStatus.RUNNING)], [worker("w", "b")], free_capacity(cores), NOW
+        )
+        assert isinstance(note, SetMessage)
+        assert "but 0 of this machine's 4 are free" in note.message

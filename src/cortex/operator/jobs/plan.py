@@ -4,7 +4,8 @@ The rules:
 
 1. Capacity is allocated in rounds: each job gets its first worker, the oldest job first, before any job gets a second.
 2. A job that has no worker for lack of capacity takes one from the job that has most; that worker finishes its batch
-   first. Warm workers without a job are stopped before that.
+   first. If only the last workers of younger jobs stand in its way, it waits for them, and no further job that is
+   younger gets what it lacks: neither free capacity nor a worker whose job is over.
 3. If no worker runs at all, the first job in line gets one even if replicas of APIs hold all cores: those may be idle
    forever. Memory and devices must still be free.
 4. A worker whose job is over continues with another job of the same revision. If it has a model loaded, it waits warm
@@ -22,7 +23,7 @@ A worker:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cortex.config.schema import Compute
@@ -139,10 +140,7 @@ def plan_jobs(
     """Return the next actions. `jobs` are the unfinished jobs, the oldest first; `capacity` is what is free now."""
     everyone = list(workers)
     staying = [worker for worker in everyone if not worker.is_leaving]
-    future = capacity
-    for worker in everyone:
-        if worker.is_leaving:
-            future = future.release(worker.spec)
+    future = _after(capacity, (worker for worker in everyone if worker.is_leaving))
     return _JobPlan(now, capacity, future, staying, is_first=not everyone).decide(jobs)
 
 
@@ -152,30 +150,33 @@ class _JobPlan:
 
     now: float
     capacity: MachineCapacity  #: free now
-    future: MachineCapacity  #: free once all workers that are being stopped have ended
+    future: MachineCapacity  #: free for further jobs once all workers that are being stopped have ended
     workers: list[JobWorkerState]
     is_first: bool  #: no worker runs or is about to start
+    waits: bool = False  #: capacity is reserved for a job that waits for it
     actions: list[JobAction] = field(default_factory=list)
+    assigned: dict[str, list[JobWorkerState]] = field(default_factory=dict)  #: workers of each job, the oldest first
+    free: list[JobWorkerState] = field(default_factory=list)  #: workers whose job is over
+    sizes: dict[str, int] = field(default_factory=dict)  #: workers of each job, with those that this plan adds
 
     def decide(self, jobs: Sequence[PlannedJob]) -> list[JobAction]:
         staying = [job for job in jobs if not self._ends(job)]
-        assigned: dict[str, list[JobWorkerState]] = {job.record.id: [] for job in staying}
-        free: list[JobWorkerState] = []
+        self.assigned = {job.record.id: [] for job in staying}
         for worker in self.workers:
-            assigned.get(worker.job_id or "", free).append(worker)
-        sizes = {job_id: len(members) for job_id, members in assigned.items()}
+            self.assigned.get(worker.job_id or "", self.free).append(worker)
+        self.sizes = {job_id: len(members) for job_id, members in self.assigned.items()}
         round_number, pending = 1, staying
         # A job that gets no worker in one round would get none in the next.
         while pending := [
-            job for job in pending if round_number - 1 <= sizes[job.record.id] and round_number <= job.wanted
+            job for job in pending if round_number - 1 <= self.sizes[job.record.id] and round_number <= job.wanted
         ]:
             for job in pending:
-                if sizes[job.record.id] < round_number:
-                    sizes[job.record.id] += self._add_worker(job, round_number == 1, free, assigned)
+                if self.sizes[job.record.id] < round_number:
+                    self.sizes[job.record.id] += self._add_worker(job)
             round_number += 1
         for job in staying:
-            self._set_message(job, sizes[job.record.id])
-        for worker in free:
+            self._set_message(job)
+        for worker in self.free:
             self._keep_warm_or_stop(worker)
         return self.actions
 
@@ -206,54 +207,66 @@ class _JobPlan:
     def _end(self, record: JobRecord, status: JobStatus, message: str, traceback: str = "") -> None:
         self.actions.append(EndJob(record.id, status, message, traceback))
 
-    def _add_worker(
-        self,
-        job: PlannedJob,
-        is_first_round: bool,
-        free: list[JobWorkerState],
-        assigned: Mapping[str, list[JobWorkerState]],
-    ) -> int:
+    def _add_worker(self, job: PlannedJob) -> int:
         """Give a job one more worker; return the number of workers added, 0 or 1."""
         record = job.record
-        fitting = next((worker for worker in free if _can_run(worker, record)), None)
+        fitting = next((worker for worker in self.free if _can_run(worker, record)), None)
         if fitting is not None:
-            free.remove(fitting)
+            self.free.remove(fitting)
             self.actions.append(AssignWorker(fitting.spec.id, record.id))
             return 1
         if not job.is_prepared:
             return 0
-        if self._available.fits(job.compute):
+        if self._available.fits(job.compute) and (self.is_first or self.future.fits(job.compute)):
             self.is_first = False
             self.capacity, self.future = self.capacity.reserve(job.compute), self.future.reserve(job.compute)
             self.actions.append(StartWorker(record.id))
             return 1
-        if is_first_round:
-            self._stop_others_for(job, free, assigned)
+        if not self.sizes[record.id]:
+            self._wait(job)
         return 0
 
-    def _stop_others_for(
-        self, job: PlannedJob, free: list[JobWorkerState], assigned: Mapping[str, list[JobWorkerState]]
-    ) -> None:
-        """Stop workers of other jobs for a job without any; it gets their capacity once they have ended."""
-        largest = max(assigned.values(), key=len, default=[])
-        may_leave = [*((worker, 0.0) for worker in free), *((worker, YIELD_DRAIN_S) for worker in largest[1:][-1:])]
-        for worker, drain_s in may_leave:
-            if self.future.fits(job.compute):
-                break
-            future = self.future.release(worker.spec)
-            if future.shortage(job.compute) == self.future.shortage(job.compute):
-                continue  # it holds nothing that the job lacks
-            self.future = future
-            (free if worker in free else largest).remove(worker)
-            self.actions.append(StopWorker(worker.spec.id, drain_s))
-        if self.future.fits(job.compute):
-            self.future = self.future.reserve(job.compute)
+    def _wait(self, job: PlannedJob) -> None:
+        """Reserve capacity for a job without any worker if no older job must end first, and stop workers for it."""
+        spare = [worker for members in self.assigned.values() for worker in members[1:]]
+        is_spared = _after(self.future, [*self.free, *spare]).fits(job.compute)
+        if not is_spared and not self._waits_for_younger(job):
+            return
+        for worker in list(self.free):
+            self._stop_for(job, worker, self.free, 0.0)
+        if is_spared:
+            members = sorted(self.assigned.values(), key=len, reverse=True)
+            lending = [each for each in members if each[1:] and self.future.gains(job.compute, each[-1].spec)]
+            for each in lending[:1]:
+                self._stop_for(job, each[-1], each, YIELD_DRAIN_S)
+        self.future = self.future.reserve(job.compute)
+        self.waits = True
 
-    def _set_message(self, job: PlannedJob, workers: int) -> None:
+    def _waits_for_younger(self, job: PlannedJob) -> bool:
+        """Return whether a job could start once the workers of all younger jobs had ended."""
+        names = list(self.assigned)
+        older, younger = names[: names.index(job.record.id)], names[names.index(job.record.id) :]
+        spare = [worker for name in older for worker in self.assigned[name][1:]]
+        others = [worker for name in younger for worker in self.assigned[name]]
+        future = _after(self.future, [*self.free, *spare, *others])
+        if not self.waits and not any(self.sizes[name] for name in older):
+            future = future.with_shared_cores  # it will be the only worker
+        return future.fits(job.compute)
+
+    def _stop_for(self, job: PlannedJob, worker: JobWorkerState, members: list[JobWorkerState], drain_s: float) -> None:
+        """Stop a worker if it holds what a job lacks; the job gets that once the worker has ended."""
+        if not self.future.fits(job.compute) and self.future.gains(job.compute, worker.spec):
+            self.future = self.future.release(worker.spec)
+            members.remove(worker)
+            self.actions.append(StopWorker(worker.spec.id, drain_s))
+
+    def _set_message(self, job: PlannedJob) -> None:
         """Store why a job has no worker yet."""
         message = ""
-        if not workers and job.wanted:
-            message = job.waits_for or ("" if not job.is_prepared else self._available.shortage(job.compute))
+        if not self.sizes[job.record.id] and job.wanted:
+            message = job.waits_for
+            if job.is_prepared and not message:
+                message = self._available.shortage(job.compute) or "older jobs wait for the capacity that is free"
         if message != job.record.message and job.record.status is JobStatus.PENDING:
             self.actions.append(SetMessage(job.record.id, message))
 
@@ -265,6 +278,13 @@ class _JobPlan:
             self.actions.append(StopWorker(worker.spec.id))
         elif worker.job_id is not None:
             self.actions.append(AssignWorker(worker.spec.id, None))
+
+
+def _after(capacity: MachineCapacity, ended: Iterable[JobWorkerState]) -> MachineCapacity:
+    """Return the capacity after workers have ended."""
+    for worker in ended:
+        capacity = capacity.release(worker.spec)
+    return capacity
 
 
 def _can_run(worker: JobWorkerState, job: JobRecord) -> bool:

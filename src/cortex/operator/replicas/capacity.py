@@ -38,7 +38,11 @@ class DeviceCapacity:
 
     def fits(self, compute: Compute) -> bool:
         """Return whether one more replica fits."""
-        return compute.gpu <= max(self.gpus, 0) and compute.inf <= max(self.chips, 0)
+        return not any(self.lacking(compute))
+
+    def lacking(self, compute: Compute) -> tuple[bool, bool]:
+        """Return whether one more replica would lack GPUs, and whether it would lack chips."""
+        return compute.gpu > max(self.gpus, 0), compute.inf > max(self.chips, 0)
 
     def reserve(self, compute: Compute) -> DeviceCapacity:
         """Return the capacity after one more replica starts."""
@@ -50,9 +54,10 @@ class DeviceCapacity:
 
     def shortage(self, compute: Compute) -> str:
         """Describe the devices that one more replica would lack; empty if it fits."""
-        if compute.gpu > self.gpus:
+        gpus, chips = self.lacking(compute)
+        if gpus:
             return _device_shortage("GPU", compute.gpu, self.gpus, self.total_gpus)
-        if compute.inf > self.chips:
+        if chips:
             return _device_shortage("Inferentia chip", compute.inf, self.chips, self.total_chips)
         return ""
 
@@ -91,7 +96,18 @@ class MachineCapacity:
 
     def fits(self, compute: Compute) -> bool:
         """Return whether one more job worker fits."""
-        return not self.shortage(compute)
+        return not any(self.lacking(compute))
+
+    def lacking(self, compute: Compute) -> tuple[bool, ...]:
+        """Return whether one more job worker would lack cores, memory, GPUs and chips, in this order."""
+        cpu, mem = compute.cpu or 0.0, compute.mem or 0
+        devices = self.devices.lacking(compute)
+        return cpu > 0 and cpu > self.cores + _EPSILON, mem > 0 and mem > self.memory_bytes, *devices
+
+    def gains(self, compute: Compute, spec: ReplicaSpec) -> bool:
+        """Return whether a job worker that ends releases some of what one more job worker lacks."""
+        held = spec.cpu, spec.mem_bytes, len(spec.gpu_ids), len(spec.inf_ids)
+        return any(lacks and amount for lacks, amount in zip(self.lacking(compute), held, strict=True))
 
     def reserve(self, compute: Compute) -> MachineCapacity:
         """Return the capacity after one more job worker starts."""
@@ -113,17 +129,24 @@ class MachineCapacity:
 
     def shortage(self, compute: Compute) -> str:
         """Describe what one more job worker would lack; empty if it fits."""
-        cpu, mem = compute.cpu or 0.0, compute.mem or 0
-        if cpu > self.cores + _EPSILON and cpu:
-            free = max(round(self.cores, 3), 0)  # rounded: sums of fractions leave residues
-            message = _shortage(_cores(f"{cpu:g}"), f"{free:.3g}", f"{self.total_cores:g}", cpu > self.total_cores)
-            is_held = self.total_cores >= cpu > self.total_cores - self.replica_cores + _EPSILON
-            return message + (_advice(_cores(f"{self.replica_cores:.3g}"), "compute.cpu") if is_held else "")
-        if mem > self.memory_bytes and mem:
-            left, total = format_size(max(self.memory_bytes, 0)), format_size(self.total_memory_bytes)
-            message = _shortage(format_size(mem), left, total, mem > self.total_memory_bytes)
-            is_held = self.total_memory_bytes >= mem > self.total_memory_bytes - self.replica_memory_bytes
-            return message + (_advice(format_size(self.replica_memory_bytes), "compute.mem") if is_held else "")
+        cores, memory, *_ = self.lacking(compute)
+        if cores:
+            cpu = compute.cpu or 0.0
+            free = max(0, round(self.cores, 3))  # rounded: sums of fractions leave residues; 0 before: never "-0"
+            if cpu > self.total_cores:
+                return _hopeless(_cores(f"{cpu:g}"), f"{self.total_cores:g}")
+            is_held = cpu > self.total_cores - self.replica_cores + _EPSILON
+            held = _advice(_cores(f"{self.replica_cores:.3g}"), "compute.cpu") if is_held else ""
+            needs = _needs(_cores(f"{cpu:g}"), f"{free:.3g}", f"{self.total_cores:g}")
+            return f"{needs}; it starts once {'no other worker runs' if is_held else 'there is capacity'}{held}"
+        if memory:
+            mem, total = compute.mem or 0, format_size(self.total_memory_bytes)
+            if mem > self.total_memory_bytes:
+                return _hopeless(format_size(mem), total)
+            is_held = mem > self.total_memory_bytes - self.replica_memory_bytes
+            held = _advice(format_size(self.replica_memory_bytes), "compute.mem") if is_held else ""
+            needs = _needs(format_size(mem), format_size(max(self.memory_bytes, 0)), total)
+            return f"{needs}; it starts once there is capacity{held}"
         return self.devices.shortage(compute).replace("a replica", "a worker")
 
 
@@ -136,18 +159,19 @@ def _device_shortage(name: str, wanted: int, free: int, total: int) -> str:
     needs = f"a replica needs {wanted} {name}{'s' if wanted > 1 else ''}"
     if wanted > total:
         return f"{needs}, but this machine has {total or 'none'}"
-    return f"{needs}, but {free or 'none'} of this machine's {total} is free; it starts once there is capacity"
+    return f"{needs}, but {max(free, 0) or 'none'} of this machine's {total} is free; it starts once there is capacity"
 
 
 def _cores(number: str) -> str:
     return f"{number} core" if number == "1" else f"{number} cores"
 
 
-def _shortage(wanted: str, free: str, total: str, is_hopeless: bool) -> str:
-    if is_hopeless:
-        return f"a worker needs {wanted}, but this machine has {total}; lower its `compute`"
-    free_ones = f"{free} of this machine's {total} {'is' if free == '1' else 'are'} free"
-    return f"a worker needs {wanted}, but {free_ones}; it starts once there is capacity"
+def _hopeless(wanted: str, total: str) -> str:
+    return f"a worker needs {wanted}, but this machine has {total}; lower its `compute`"
+
+
+def _needs(wanted: str, free: str, total: str) -> str:
+    return f"a worker needs {wanted}, but {free} of this machine's {total} {'is' if free == '1' else 'are'} free"
 
 
 def _advice(held: str, field: str) -> str:
