@@ -116,10 +116,6 @@ def _is_address(text: str | None) -> bool:
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
-#: Beginning of an operator's error if another one has the lock of its home.
-ALREADY_RUNS = "an operator already runs for"
-
-
 @dataclass(frozen=True)
 class OperatorIdentity:
     """Process, version and addresses of an operator: the content of `run/operator.json`."""

@@ -22,7 +22,7 @@ from cortex.client.environments import local_trust
 from cortex.client.transport import send
 from cortex.errors import CertificateError, ConflictError, InputError, OperatorUnavailableError
 from cortex.home import Home
-from cortex.installation import ALREADY_RUNS, Installation, OperatorIdentity, last_operator, read_operator
+from cortex.installation import Installation, OperatorIdentity, last_operator, read_operator
 from cortex.processes.daemon import start_detached
 from cortex.processes.filelock import hold_lock
 from cortex.tls import CertificateFiles
@@ -151,7 +151,7 @@ def start(
             return _wait_until_started(home, process, offset), True
         except OperatorUnavailableError:
             # Another one was starting: that of `cortex up --foreground`, or of a command that was killed.
-            if (other := _wait_for_other(home, offset)) is None:
+            if (other := _wait_for_other(home)) is None:
                 raise
             options.check(other)
             return other, False
@@ -192,10 +192,8 @@ def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset
     )
 
 
-def _wait_for_other(home: Home, log_offset: int) -> OperatorIdentity | None:
-    """Return the operator that had the lock of the home, once it answers; None if there was none, or it has ended."""
-    if not any(line.startswith(f"{_ERROR}{ALREADY_RUNS}") for line in _last_lines(home, log_offset)):
-        return None
+def _wait_for_other(home: Home) -> OperatorIdentity | None:
+    """Return the operator that has the lock of the home, once it answers; None if there is none, or it has ended."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline:
         running = read_operator(home)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from cortex import __version__
 from cortex.errors import ConflictError, InputError
 from cortex.home import Home, write_private
-from cortex.installation import ALREADY_RUNS, Installation, OperatorIdentity
+from cortex.installation import Installation, OperatorIdentity
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.identity import Identity
@@ -47,7 +47,7 @@ def lock_home(home: Home) -> Iterator[None]:
         try:
             file = stack.enter_context(hold_lock(path))
         except LockHeldError as error:
-            raise ConflictError(f"{ALREADY_RUNS} {home.path} (pid {path.read_text().strip()})") from error
+            raise ConflictError(f"an operator already runs for {home.path} (pid {path.read_text().strip()})") from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
