@@ -167,6 +167,21 @@ def test_completion_hook_whose_process_dies_runs_again(cortex: Installation, api
     assert status["failed_attempts"] == 0
 
 
+def test_completion_hook_whose_constructor_fails_after_a_crash_is_a_worker_error(
+    cortex: Installation, api: BatchApi
+) -> None:
+    job = api.submit([{"do": "wait", "gate": "to-the-end"}], workers=1)
+    api.wait_for_notes(job, "called")
+    (api.notes / f"{job}.end").write_text("end")
+    api.open("to-the-end")
+    ((_, pid, _),) = api.wait_for_notes(job, "completed")
+    (api.notes / f"{job}.broken").touch()
+    os.kill(int(pid), signal.SIGKILL)
+    message = api.ended(job, "worker_error")["message"]
+    assert message == "on_job_complete can't run, because no worker can start: RuntimeError: no weights"
+    assert len(api.noted(job, "constructed")) == 4
+
+
 @pytest.mark.long
 def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: Installation, api: BatchApi) -> None:
     job = api.submit(slow_items(30), workers=1)

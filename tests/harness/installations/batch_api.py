@@ -25,7 +25,7 @@ HANDLER = """
             self.folder = pathlib.Path(config["folder"])
             self.job_id = job_spec["job_id"]
             self.note("constructed")
-            if config.get("broken"):
+            if config.get("broken") or (self.folder / (self.job_id + ".broken")).exists():
                 raise RuntimeError("no weights")
 
         def handle_batch(self, payload, batch_id):

@@ -190,6 +190,14 @@ def test_a_worker_that_ran_before_gets_more_start_attempts() -> None:
     assert isinstance(plan_jobs([job("a")], crew, free_capacity(4), NOW)[0], EndJob)
 
 
+def test_a_job_whose_completion_hook_has_no_process_soon_ends_with_the_reason() -> None:
+    crew = [worker("w", "a", state=ProcessState.BACKING_OFF, failed_starts=3, restarts=1, failure="ValueError: no key")]
+    end = plan_jobs([job("a", status=JobStatus.COMPLETING)], crew, free_capacity(4), NOW)[0]
+    message = "on_job_complete can't run, because no worker can start: ValueError: no key"
+    assert end == EndJob("a", JobStatus.WORKER_ERROR, message, "File p.py")
+    assert plan_jobs([job("a", 2, status=JobStatus.COMPLETING)], [*crew, worker("v", "a")], free_capacity(4), NOW) == []
+
+
 def test_repeated_deaths_outside_of_any_batch_end_the_job() -> None:
     assert plan_jobs([job("a")], [worker("w", "a", deaths=("a:1", *[""] * 9))], free_capacity(4), NOW) == []
     after = worker("w", "a", deaths=[""] * 10, after="a:7")

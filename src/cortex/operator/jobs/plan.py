@@ -60,13 +60,16 @@ class JobWorkerState:
         """The worker's only process."""
         return self.status.processes[0]
 
-    @property
-    def has_given_up(self) -> bool:
-        """Return whether the worker repeatedly fails to start or dies outside of any batch."""
+    def has_given_up(self, is_completing: bool) -> bool:
+        """Return whether the worker repeatedly fails to start or dies outside of any batch.
+
+        A job that is completing has nothing to lose, so its workers get no more starts than new ones.
+        """
         process = self.process
         last = process.deaths[-MAX_IDLE_DEATHS:]
         dies_idle = len(last) == MAX_IDLE_DEATHS and not any(death.inside or death.after for death in last)
-        return dies_idle or process.failed_starts >= (MAX_FAILED_RESTARTS if process.restarts else MAX_FAILED_STARTS)
+        is_new = is_completing or not process.restarts
+        return dies_idle or process.failed_starts >= (MAX_FAILED_STARTS if is_new else MAX_FAILED_RESTARTS)
 
 
 @dataclass(frozen=True)
@@ -194,14 +197,16 @@ class _JobPlan:
         if job.failed_preparations >= MAX_FAILED_STARTS and not members:
             self._end(record, JobStatus.WORKER_ERROR, job.waits_for)
             return True
-        if not members or not all(worker.has_given_up for worker in members):
+        is_completing = record.status is JobStatus.COMPLETING
+        if not members or not all(worker.has_given_up(is_completing) for worker in members):
             return False
         process = members[0].process
         is_memory = process.death is not None and process.death.cause is DeathCause.OUT_OF_MEMORY
         failure = process.failure
         message = failure.message if failure else process.death.message if process.death else "unknown"
         status = JobStatus.WORKER_OOM if is_memory else JobStatus.WORKER_ERROR
-        self._end(record, status, f"no worker can run: {message}", failure.traceback if failure else "")
+        what = "on_job_complete can't run, because no worker can start" if is_completing else "no worker can run"
+        self._end(record, status, f"{what}: {message}", failure.traceback if failure else "")
         return True
 
     def _end(self, record: JobRecord, status: JobStatus, message: str, traceback: str = "") -> None:
