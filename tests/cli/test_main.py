@@ -86,6 +86,17 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["depoly"], "did you mean `cortex deploy`?"),
         (["ls"], "ls: no such command; did you mean `cortex get`?"),
         (["start"], "start: no such command; did you mean `cortex up`?"),
+        (["dwon"], "did you mean `cortex down`?"),
+        (
+            ["stop"],
+            "`cortex down` stops the installation; `cortex delete API` deletes an API, and `cortex delete API JOB`",
+        ),
+        (["stop", "iris"], "stop: no such command; `cortex delete API` deletes an API"),
+        (["download", "iris"], "download: no such command; `cortex --help`"),
+        (["select", "iris"], "select: no such command; `cortex --help`"),
+        (["up", "--port", "80"], "--port: no such option; did you mean --gateway-port?"),
+        (["rollback", "a", "--to", "1"], "--to: no such option\nusage:"),
+        (["logs", "a", "-n", "5"], "-n: no such option; did you mean --tail?"),
         (
             ["predict", "a", '{"b": 1}'],
             "no such file or directory; to send this JSON, pipe it to the command and write `-`",

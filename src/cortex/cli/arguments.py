@@ -19,6 +19,8 @@ _CONTENT_TYPES = {
     ".jpeg": "image/jpeg",
 }
 _DEFAULT_CONTENT_TYPE = "application/octet-stream"
+#: Options of other tools, by the names of those that mean the same here.
+_OTHER_OPTIONS = {"n": "tail", "lines": "tail", "port": "gateway-port", "p": "gateway-port"}
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_DURATION_S = 100 * 365 * 86400
 
@@ -48,7 +50,9 @@ class Parser(argparse.ArgumentParser):
 
     def _similar_option(self, written: str) -> str | None:
         """Return the option whose name, or one of whose values, is similar; dashes do not count."""
-        options = {option.lstrip("-"): option for option in self._option_string_actions}
+        options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
+        if meant := options.get(_OTHER_OPTIONS.get(written.lstrip("-"), "")):
+            return meant
         for option, action in self._option_string_actions.items():
             if option.startswith("--"):
                 options |= {str(value): f"{option} {value}" for value in action.choices or ()}

@@ -74,8 +74,10 @@ _OTHER_NAMES = {
     **dict.fromkeys(("build", "dockerize", "containerize"), "export"),
     "curl": "predict",
     "start": "up",
-    "stop": "down",
 }
+#: Commands that end what runs: suggested for a word that is almost the same only.
+_DESTRUCTIVE = {"delete", "down"}
+_SIMILAR_IF_DESTRUCTIVE = 0.75
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _PROLOGUE = "Serve Python classes as HTTP APIs."
@@ -114,7 +116,7 @@ def _run(words: list[str], console: Console) -> int:
             return 0
         name = "version" if words[0] in ("-v", "--version") else words[0]
         if name not in COMMANDS:
-            raise UsageError(_unknown(name))
+            raise UsageError(_unknown(name, words[1:]))
         module = load_command(name)
         parsed = _parser(name, module).parse_args(words[1:])
         session = Session(home, os.environ, console)
@@ -160,10 +162,15 @@ def _overview() -> str:
     )
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, words: Sequence[str]) -> str:
     if name.startswith("-"):
         return f"{name}: no such option; `cortex --help` lists the commands"
-    guess = _OTHER_NAMES.get(name) or nearest(name, COMMANDS)
+    if name == "stop":
+        named = "`cortex delete API` deletes an API, and `cortex delete API JOB` stops a job"
+        hint = "" if any(not word.startswith("-") for word in words) else "`cortex down` stops the installation; "
+        return f"{name}: no such command; {hint}{named}"
+    guess = _OTHER_NAMES.get(name) or nearest(name, COMMANDS.keys() - _DESTRUCTIVE)
+    guess = nearest(name, _DESTRUCTIVE, _SIMILAR_IF_DESTRUCTIVE) or guess
     hint = f"did you mean `cortex {guess}`?" if guess else "`cortex --help` lists the commands"
     return f"{name}: no such command; {hint}"
 
