@@ -350,3 +350,16 @@ def test_a_path_is_missing_only_if_the_meant_type_needs_one(type_: str, needs_pa
     fields = {problem.path for problem in examine_text(tmp_path, text).problems}
     path = {"a.handler.path"} if needs_path else set()
     assert fields == {"a.handler.type", "a.handler.storageUri", *path}
+
+
+@pytest.mark.parametrize("written", ["0755", "NO", "on", "0x1F", "1.10", "1_000", "1e3", "+5", ".5"])
+def test_an_unquoted_value_is_shown_as_it_is_written(written: str, tmp_path: Path) -> None:
+    env = f"    env: {{MODE: {written}}}\n"
+    (found,) = examine_text(tmp_path, realtime("a", env)).problems
+    assert (found.message, found.fix) == (f"{written}: invalid type (expected a string)", f'write "{written}"')
+
+
+def test_the_name_that_is_suggested_has_the_text_of_the_file(tmp_path: Path) -> None:
+    for written, fix in (("1e3", "api-1e3"), ("0x1F", "api-0x1f")):
+        (found,) = examine_text(tmp_path, realtime(written)).problems
+        assert (found.message, found.fix) == (f"{written}: invalid type (expected a string)", f'write "{fix}"')

@@ -58,6 +58,7 @@ class Node:
     key_line: int
     key_column: int
     path: Path
+    text: str = ""  #: of a number or a boolean, as it is written
 
     def plain(self) -> Any:
         """Return the value without positions."""
@@ -107,7 +108,7 @@ class Document:
         """Return the diagnostic for a value of the wrong type; `expected` includes its article."""
         if node.value is None:
             return self.at_value(node, *NULL)
-        return self.at_value(node, f"{quote(node.plain())}: invalid type (expected {expected})", fix)
+        return self.at_value(node, f"{node.text or quote(node.plain())}: invalid type (expected {expected})", fix)
 
 
 def parse(data: bytes, file: str) -> Document:
@@ -292,6 +293,7 @@ class _NodeBuilder:
             message = "an alias contains itself, or is nested too deeply"
             raise _config_error(self.file, mark.line + 1, mark.column + 1, message, "write the value out")
         value: Scalar | tuple[Node, ...] | dict[str, Node]
+        text = ""
         if isinstance(node, yaml.MappingNode):
             self._check_tag(node, "map", path)
             value = self._map(node, path)
@@ -300,7 +302,8 @@ class _NodeBuilder:
             value = tuple(self._node(child, child.start_mark, (*path, i)) for i, child in enumerate(node.value))
         else:
             value = self._scalar(node, path)
-        return Node(value, mark.line + 1, mark.column + 1, key_mark.line + 1, key_mark.column + 1, path)
+            text = "" if value is None or isinstance(value, str) else str(node.value)
+        return Node(value, mark.line + 1, mark.column + 1, key_mark.line + 1, key_mark.column + 1, path, text)
 
     def _check_tag(self, node: yaml.Node, expected: str, path: Path) -> None:
         if node.tag != _TAG + expected:

@@ -282,7 +282,7 @@ MAX_BATCH_BYTES = 256 * 1024**2  #: a whole batch is held in memory and stored a
 @accepts(type="string", pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$")
 def _api_name(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise wrong_type(value, "a string", f"write {quote(_nearest_name(str(value)))}")
+        raise wrong_type(value, "a string", fix_of=lambda written: f"write {quote(_nearest_name(written))}")
     name = text(value)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         raise problem(

@@ -198,6 +198,9 @@ def _diagnose(draft: Draft, detail: ErrorDetails, field: str) -> Diagnostic | No
         return None
     context = detail.get("ctx", {})
     message, fix = str(context.get("text", detail["msg"])), str(context.get("fix", ""))
+    if node.text and "expected" in context and not at_key:
+        message = f"{node.text}: invalid type (expected {context['expected']})"
+        fix = context["fix_of"](node.text) if context["fix_of"] else fix
     if detail["type"] == "missing":  # null, where the field is required
         message, fix = NULL
     if message == NULL[0] and field in _EXAMPLES:  # a required field has no default value to use

@@ -78,21 +78,26 @@ def dashed(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def wrong_type(value: object, expected: str, fix: str = "") -> PydanticCustomError:
-    """Return the error for a value of the wrong type; `expected` includes its article."""
+def wrong_type(
+    value: object, expected: str, fix: str = "", fix_of: Callable[[str], str] | None = None
+) -> PydanticCustomError:
+    """Return the error for a value of the wrong type; `expected` includes its article.
+
+    `fix_of` returns the fix for a number or boolean from its text in the file: `0755` is 493, and `NO` is false.
+    """
     if value is None:
         return problem(*NULL)
-    return problem(f"{quote(value)}: invalid type (expected {expected})", fix)
+    if fix_of is not None and isinstance(value, bool | int | float):
+        fix = fix_of(str(value).lower() if isinstance(value, bool) else str(value))
+    message = f"{quote(value)}: invalid type (expected {expected})"
+    return PydanticCustomError("value", "{text}", {"text": message, "fix": fix, "expected": expected, "fix_of": fix_of})
 
 
 @accepts(type="string", pattern=r"\S")
 def text(value: object) -> str:
     """Validate a non-empty string."""
     if not isinstance(value, str):
-        quoted = json.dumps(str(value).lower() if isinstance(value, bool) else str(value))
-        raise wrong_type(
-            value, "a string", f"write {quoted}" if isinstance(value, bool | int | float) else "write text"
-        )
+        raise wrong_type(value, "a string", "write text", lambda written: f"write {json.dumps(written)}")
     if not value.strip():
         raise problem("cannot be empty", "write something, or remove the key")
     if "\0" in value:
