@@ -183,7 +183,7 @@ def describe_failure(name: str, number: str, cause: BaseException) -> LoadFailur
 def _text(cause: BaseException) -> str:
     try:
         return str(cause)
-    except Exception:  # a broken `__str__` in user code must not hide the error
+    except BaseException:  # a broken `__str__` in user code must not hide the error
         return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,10 @@ _IMPORT_MACHINERY = (
     "/importlib/__init__.py",
 )
 _MESSAGE_LIMIT = 1000
+#: Exceptions of a chain or a group that are shown: a recursion that retries in `except` makes a thousand.
+_MAX_LINKS = 100
+#: Members of a group that Python shows.
+_MAX_MEMBERS = 15
 _project_prefix: str | None = None  # set by `set_project`
 
 
@@ -39,11 +44,13 @@ def format_user_traceback(exc: BaseException, begins_in_project: bool = False) -
 
     With `begins_in_project`, frames of frameworks before the first frame of the project are left out as well.
     """
-    shown = traceback.TracebackException.from_exception(exc, compact=True)
-    if begins_in_project and shown.stack is not None:
-        shown.stack[:] = _from_project(shown.stack, _prefix())
-    _strip(shown, _prefix(), set())
-    return "".join(shown.format())
+    try:
+        return "".join(_shown_chain(exc, _prefix(), begins_in_project).format())
+    except BaseException as error:  # attributes of an exception may be user code
+        frames = vars(BaseException)["__traceback__"].__get__(exc)
+        stack = _of_user(traceback.extract_tb(frames), _prefix())
+        problem = f"{type(exc).__name__}, which can't be formatted: {type(error).__name__}\n"
+        return "".join(["Traceback (most recent call last):\n", *stack.format(), problem])
 
 
 def format_user_stack(frame: FrameType) -> str:
@@ -99,26 +106,71 @@ def user_code(doing: str) -> Iterator[None]:
         raise UserError(describe(exc), format_user_traceback(exc)) from exc
 
 
-def _strip(shown: traceback.TracebackException, project: str, seen: set[int]) -> None:
-    """Remove frames in place; chained exceptions and groups may share members and be cyclic."""
-    if id(shown) in seen:
-        return
-    seen.add(id(shown))
-    cause = shown.__cause__
-    if cause is not None and cause.exc_type is UserError and cause.__cause__ is not None:
-        shown.__cause__ = cause.__cause__  # skip the UserError between two exceptions of the user
-    if shown.stack is not None:
-        begin = _first_of_user(shown.stack)
-        shown.stack[:] = [frame for frame in shown.stack[begin:] if not _is_ours(frame.filename)]
-        for frame in shown.stack:
-            frame.filename = frame.filename.removeprefix(project)
-        if not shown.stack:
-            shown.stack = None  # type: ignore[assignment]  # otherwise an empty "Traceback" heading is printed
+def _shown_chain(exc: BaseException, project: str, begins_in_project: bool) -> traceback.TracebackException:
+    """Return an exception with those linked to it, which may be many, share members and be cyclic.
+
+    Of more than `_MAX_LINKS`, the newest and the first one are shown.
+    """
+    top = _shown(exc, project, begins_in_project)
+    seen, queue = {id(exc)}, deque([(top, exc)])
+
+    def add(linked: BaseException | None) -> traceback.TracebackException | None:
+        if linked is None or id(linked) in seen:
+            return None
+        left_out = 0
+        while len(seen) >= _MAX_LINKS and (earlier := _previous(linked)) is not None and id(earlier) not in seen:
+            seen.add(id(linked))
+            linked, left_out = earlier, left_out + 1
+        seen.add(id(linked))
+        shown = _shown(linked, project)
+        if left_out:
+            shown.__notes__ = [*(shown.__notes__ or ()), f"[{left_out} exceptions after this one are left out]"]
+        queue.append((shown, linked))
+        return shown
+
+    while queue:
+        shown, error = queue.popleft()
+        shown.__cause__ = add(_cause(error))
+        needs_context = shown.__cause__ is None and not error.__suppress_context__
+        shown.__context__ = add(error.__context__) if needs_context else None
+        shown.exceptions = None
+        if isinstance(error, BaseExceptionGroup):
+            members = error.exceptions[: max(min(_MAX_LINKS - len(seen), _MAX_MEMBERS), 0)]
+            found = [each for each in map(add, members) if each is not None]
+            # Python counts those that it does not show.
+            shown.exceptions = found + found[:1] * (len(error.exceptions) - len(members))
+    return top
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return the cause of an exception, without the UserError between two exceptions of the user."""
+    cause = error.__cause__
+    return cause.__cause__ if type(cause) is UserError and cause.__cause__ is not None else cause
+
+
+def _previous(error: BaseException) -> BaseException | None:
+    return _cause(error) or (None if error.__suppress_context__ else error.__context__)
+
+
+def _shown(exc: BaseException, project: str, begins_in_project: bool = False) -> traceback.TracebackException:
+    """Return one exception, without those linked to it."""
+    shown = traceback.TracebackException(type(exc), exc, exc.__traceback__, compact=True, _seen=set())
+    if begins_in_project:
+        shown.stack[:] = _from_project(shown.stack, project)
+    shown.stack = _of_user(shown.stack, project)
+    if not shown.stack:
+        shown.stack = None  # type: ignore[assignment]  # otherwise an empty "Traceback" heading is printed
     if getattr(shown, "filename", None):  # a SyntaxError has its own file name
         shown.filename = shown.filename.removeprefix(project)
-    for linked in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
-        if linked is not None:
-            _strip(linked, project, seen)
+    return shown
+
+
+def _of_user(stack: traceback.StackSummary, project: str) -> traceback.StackSummary:
+    """Return the frames of the user's code and of its libraries."""
+    stack[:] = [frame for frame in stack[_first_of_user(stack) :] if not _is_ours(frame.filename)]
+    for frame in stack:
+        frame.filename = frame.filename.removeprefix(project)
+    return stack
 
 
 def _from_project(stack: traceback.StackSummary, project: str) -> list[traceback.FrameSummary]:

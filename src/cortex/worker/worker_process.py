@@ -20,6 +20,7 @@ from typing import Any
 from cortex.errors import UserError
 from cortex.models.spec import Catalogue, Version
 from cortex.payloads.signature import ApiSignature
+from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.predictor.user_forks import ending_forks
 from cortex.processes.limits import NoProcessorsError, processors_of, thread_share
 from cortex.worker.channel import Channel, replace_surrogates
@@ -115,13 +116,15 @@ def open_metrics(spec: ReplicaSpec, index: int) -> MetricFile | None:
 def report_failure(channel: Channel, error: BaseException) -> None:
     """Log why user code could not be started, and report it to the supervisor."""
     if isinstance(error, UserError):
-        sys.stderr.write(f"{error.in_full()}\n")
+        write_log(f"{error.in_full()}\n")
         cause = error.__cause__ if error.traceback else None  # without the user's frames, it is an exception of ours
         channel.send_failure(str(error), error.traceback, type(cause).__name__ if cause else "")
         return
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
-    channel.send_failure(f"{type(error).__name__}: {error}", text, type(error).__name__)
+    text = format_user_traceback(error)
+    if not text.startswith("Traceback"):  # an exception of ours
+        text = "".join(traceback.format_exception(error))
+    write_log(text)
+    channel.send_failure(describe(error), text, type(error).__name__)
 
 
 def signature_text(describe: Callable[[], ApiSignature]) -> str:
@@ -142,7 +145,7 @@ def run_exit_hooks() -> None:
     with contextlib.suppress(Exception):
         ending_forks(atexit._run_exitfuncs)()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # user code may have replaced or closed it
             stream.flush()
 
 

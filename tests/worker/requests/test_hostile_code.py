@@ -63,6 +63,7 @@ HANDLER = """
             elif do == "close stderr":
                 os.close(2)
                 sys.stderr = None
+                self.taken = open("taken", "w")  # the file has descriptor 2 now
                 raise ValueError
             elif do == "write everywhere":
                 for fd, kind in list(own_sockets()):
@@ -240,12 +241,86 @@ def test_exit_in_a_background_task_ends_no_other_call(tmp_path: Path) -> None:
         wait_until(lambda: "SystemExit" in replica.log(), message="nothing in the log")
 
 
-def test_a_closed_stderr_loses_logs_but_no_responses() -> None:
+def test_a_closed_stderr_loses_neither_tracebacks_nor_responses() -> None:
     with running_replica(HANDLER, timeout_s=5.0) as replica:
         run_calls_on_threads(replica)
         assert replica.request({"do": "close stderr"}).status == 500
+        wait_until(lambda: "failed:" in replica.log())
+        assert "    raise ValueError" in replica.log()
         assert replica.request({}).status == 200
         assert replica.status().processes[0].restarts == 0
+
+
+RETRY = """
+    import asyncio, sys
+
+    def look(n):
+        try:
+            return {}["x"]
+        except KeyError:
+            return look(n)
+
+    class Hostile(Exception):
+        @property
+        def __notes__(self):
+            raise SystemExit
+
+        @property
+        def __class__(self):
+            raise KeyboardInterrupt
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_get(self):
+            raise Hostile("message")
+
+        def handle_post(self, payload):
+            return look(payload)
+
+        async def handle_put(self, payload):
+            return look(payload)
+
+        def handle_patch(self, payload):
+            yield look(payload)
+"""
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_batch_size": 4}], ids=["single", "batched"])
+def test_an_exception_that_is_hard_to_format_fails_its_call_only(fields: dict[str, int]) -> None:
+    with running_replica(RETRY, **fields) as replica:
+        replica.wait_ready()
+        for method in ("POST", "PUT", "PATCH"):
+            answer = replica.request(1, method=method)
+            assert (answer.status, "RecursionError" in answer.json["error"]) == (500, True)
+        answer = replica.request(method="GET")
+        assert (answer.status, "Hostile" in answer.json["error"]) == (500, True)
+        wait_until(lambda: "Hostile" in replica.log())
+        assert replica.log().count("RecursionError: maximum recursion depth exceeded") == 3
+        assert replica.status().processes[0].restarts == 0
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "type('Mine', (BaseException,), {})('mine')"])
+def test_a_constructor_shows_the_frames_of_the_user_only(raised: str) -> None:
+    source = f"""
+    class Handler:
+        def __init__(self, config):
+            import sys
+            sys.stderr = None
+            raise {raised}
+
+        def handle_post(self, payload):
+            return payload
+    """
+    with running_replica(source) as replica:
+        status = replica.wait_state(ProcessState.BACKING_OFF)
+        failure = status.processes[0].failure
+        assert failure is not None
+        wait_until(lambda: "Traceback" in replica.log())
+        for text in (failure.traceback, replica.log()):
+            assert "in __init__" in text
+            assert "cortex" not in text
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cortex.worker.channel import Channel
 from cortex.worker.forks.fork_safety import FINDING, check_fork_safety, end_openmp_pools
 from cortex.worker.forks.process_fork import fork_sibling, freeze_memory, seed_numpy, seed_torch
 from cortex.worker.monitoring.metrics import MetricFile
-from cortex.worker.monitoring.request_log import write_log
+from cortex.worker.monitoring.request_log import follow_stderr, write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.worker.orphan import Inheritance
@@ -143,6 +143,7 @@ def _take_output(descriptors: WorkerDescriptors) -> None:
     """Print to the worker's own pipes; until here, output is that of the fork server."""
     os.dup2(descriptors.stdout_write, 1)
     os.dup2(descriptors.stderr_write, 2)
+    follow_stderr()
     os.close(descriptors.stdout_write)
     os.close(descriptors.stderr_write)
 

@@ -142,15 +142,15 @@ class JobRun:
     def _failure(self, seq: int, what: str, error: BaseException) -> BatchFailure:
         """Log an exception with the frames of user code, and return it for the report."""
         end_if_forked(self._pid)
-        if self._span is not None:
-            self._span.fail(error)
         try:
+            if self._span is not None:
+                self._span.fail(error)
             exception = as_http_exception(error)
             is_ours = isinstance(error, UserError) or exception is not None
             message = describe_http_exception(exception) if exception else str(error) if is_ours else describe(error)
             has_frames = isinstance(error, ModelError) or not is_ours
             text = format_user_traceback(error) if has_frames else f"{message}\n"
-        except Exception:  # an exception that cannot be formatted is still a failure
+        except BaseException:  # an exception that cannot be described is still a failure
             message, text = type(error).__name__, ""
         write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
         return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))

@@ -97,14 +97,36 @@ def valid_traceparent(value: str) -> str:
     return value if is_usual and _TRACEPARENT.fullmatch(value.encode()) else ""
 
 
+#: Standard error of a worker, and a duplicate of its descriptor that user code does not know.
+_worker_log: tuple[MarkedStream, MarkedStream] | None = None
+
+
 def write_log(text: str) -> None:
-    """Write to the replica's log. Never raises, even if user code has replaced `sys.stderr`."""
+    """Write to the replica's log, also if user code has replaced or closed standard error. Never raises."""
     with contextlib.suppress(Exception):
-        sys.stderr.write(text)
+        if _worker_log is None:  # this is no worker
+            sys.stderr.write(text)
+            return
+        stream, duplicate = _worker_log
+        (stream if _is_intact(stream, duplicate) else duplicate).write(text)
+
+
+def _is_intact(stream: MarkedStream, duplicate: MarkedStream) -> bool:
+    try:
+        return os.path.sameopenfile(stream.fileno(), duplicate.fileno())
+    except (OSError, ValueError):  # the descriptor or the stream is closed
+        return False
+
+
+def follow_stderr() -> None:
+    """Write to what is standard error of this process now; call it after the descriptor was replaced."""
+    if _worker_log is not None:
+        os.dup2(2, _worker_log[1].fileno(), inheritable=False)
 
 
 def mark_streams() -> None:
     """Replace standard output and error of this process by streams that prefix lines with request ids."""
+    global _worker_log
     for name in ("stdout", "stderr"):
         inherited = getattr(sys, name)
         # A new object: the inherited one has cached whether its descriptor is seekable, which was another file then.
@@ -112,3 +134,5 @@ def mark_streams() -> None:
         stream = MarkedStream(fresh)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    duplicate = open(os.dup(2), "w", encoding=stream.encoding, errors=stream.errors)  # noqa: PTH123, SIM115
+    _worker_log = stream, MarkedStream(duplicate)

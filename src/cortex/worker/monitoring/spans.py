@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
+from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.worker.spec import ReplicaSpec
 
 if TYPE_CHECKING:
@@ -224,8 +225,17 @@ class BatchSpan:
 
 
 def _record(span: Span, error: BaseException) -> None:
-    span.record_exception(error)
-    span.set_attribute("error.type", type(error).__qualname__)
+    # As `record_exception`, which formats the whole chain of exceptions, and runs user code without a guard.
+    kind = type(error)
+    attributes = {
+        "exception.type": kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}",
+        "exception.message": describe(error).partition(": ")[2],
+        "exception.stacktrace": format_user_traceback(error),
+    }
+    span.add_event("exception", attributes)
+    span.set_attribute("error.type", kind.__qualname__)
     span.set_status(StatusCode.ERROR)
 
 

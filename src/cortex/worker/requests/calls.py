@@ -169,6 +169,14 @@ class Caller:
         The traceback is logged, not sent to the caller.
         """
         end_if_forked(self._pid)
+        try:
+            return self._failure(connection, failed, error)
+        except BaseException as problem:  # attributes of an exception may be user code
+            what = f"{type(error).__name__}, which can't be described: {type(problem).__name__}"
+            write_log(f"request {_id(connection)} failed: {what}\n")
+            return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}")
+
+    def _failure(self, connection: Connection, failed: BoundMethod | str, error: BaseException) -> FailedCall:
         if isinstance(error, BadBody):
             return FailedCall(error.status, str(error), error.headers)
         if isinstance(error, V2Error):
