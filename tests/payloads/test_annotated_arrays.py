@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -52,6 +53,8 @@ def in_all_forms(values: list[Any]) -> dict[str, pd.DataFrame]:
         ([2**63 + 1], "uint64"),
         ([2**63 + 1, None], "UInt64"),
         ([2**63 + 1, -1, None], "object"),
+        ([2**80 + 1, None], "object"),
+        ([2**80 + 1, 1], "object"),
         ([LARGE, 0.5], "object"),
         ([LARGE, 0.5, None], "object"),
         ([2**54, None, 0.5], "float64"),
@@ -120,3 +123,13 @@ def test_csv_that_pandas_would_change_silently_is_refused(body: bytes, message: 
 def test_csv_may_have_quoted_names_and_columns_without_name() -> None:
     assert list(read(b'\xef\xbb\xbf"a;b",c\n1,2\n', b"text/csv")) == ["a;b", "c"]
     assert read(b"a,,\n1,2,3\n", b"text/csv").shape == (1, 3)
+
+
+@pytest.mark.parametrize("values", [[2**70], [2**63, -1], [2**70, 0.5]])
+def test_whole_numbers_that_no_array_holds_are_refused(values: list[float]) -> None:
+    arrays = payload_type(np.ndarray)
+    assert arrays is not None
+    with pytest.raises(PayloadError, match=r"payload\[0\]: Input should be a whole number in the range of int64"):
+        parse_typed(arrays, JSON, json.dumps(values).encode())
+    assert parse_typed(arrays, JSON, b"[9223372036854775808, 1]").dtype == "uint64"
+    assert parse_typed(arrays, JSON, b"[1e300, 1]").dtype == "float64"

@@ -89,6 +89,15 @@ def outcomes_of_charsets(api: ReportedApi) -> object:
     return found
 
 
+def large_numbers(api: ReportedApi) -> object:
+    """Return what a method, a workload and a task receive of a whole number beyond 64 bits."""
+    body = b'{"config": {"n": 123456789012345678901234567890}}'
+    workload = api.cortex.post("/a", body=body).json["id"]
+    done = api.cortex.post(f"/a/{workload}?wait=30", method="GET").json
+    job = api.cortex.post("/k", body=body).json
+    return [api.post(body=body).json["payload"]["config"], done["result"]["payload"]["config"], job["config"]]
+
+
 REPORTS = [
     Report(
         "a content type in any case, with a blank, is JSON",
@@ -119,6 +128,14 @@ REPORTS = [
         READERS,
         outcomes_of_charsets,
         [415, 200] * 4,
+        READERS_CONFIG,
+    ),
+    Report(
+        "a whole number beyond 64 bits is exact in every kind of API",
+        "C9",
+        READERS,
+        large_numbers,
+        [{"n": 123456789012345678901234567890}] * 3,
         READERS_CONFIG,
     ),
 ]

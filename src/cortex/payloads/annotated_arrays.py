@@ -120,7 +120,7 @@ def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
             raise TensorError("", place, f"in the range of {dtype.name}")
         return array
     if dtype is None and (is_numeric(value) if isinstance(value, list) else isinstance(value, int | float)):
-        return np.asarray(value)
+        return _numbers(value)
     leaves, shape = leaves_of(value)
     if dtype is None and any(isinstance(leaf, str) for _, leaf in leaves):
         is_text = isinstance(leaves[0][1], str)
@@ -136,6 +136,20 @@ def _to_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
     strings = np.empty(len(leaves), object)
     strings[:] = [leaf for _, leaf in leaves]
     return strings.reshape(shape)
+
+
+def _numbers(value: Any) -> Array:
+    """Convert numbers to an array of a type that holds them. Raises: TensorError for whole numbers beyond 64 bits."""
+    array = np.asarray(value)
+    if array.dtype.kind == "O" or (array.dtype.kind == "f" and array.size and float(np.abs(array).max()) >= _MAX_EXACT):
+        leaves, _ = leaves_of(value)
+        wholes = [(place, leaf) for place, leaf in leaves if type(leaf) is int]
+        if len(wholes) == len(leaves) and all(0 <= leaf < 2**64 for _, leaf in wholes):
+            return np.asarray(value, np.uint64)
+        if len(wholes) == len(leaves) or array.dtype.kind == "O":  # beside fractions, they are floats, too
+            place = next((place for place, leaf in wholes if leaf.bit_length() > 63), wholes[0][0])
+            raise TensorError("", place, "a whole number in the range of int64")
+    return array
 
 
 def _to_floats(value: Any, dtype: np.dtype[Any]) -> Array:

@@ -152,7 +152,7 @@ def _read_object(reader: _Reader, payload: Mapping[str, Any]) -> ModelRequest:
 
 def _parse_json(body: str | bytes) -> Any:
     try:
-        return parse_json(body)
+        return parse_json(body.encode() if isinstance(body, str) else body)
     except orjson.JSONDecodeError as exc:
         raise ModelInputError(
             f"the body is not JSON ({exc}); send JSON, or CSV with the content type text/csv"

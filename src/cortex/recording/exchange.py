@@ -25,6 +25,7 @@ from urllib.parse import unquote_plus
 import orjson
 
 from cortex.errors import InputError
+from cortex.payloads.json_bodies import dump_json, parse_json
 from cortex.recording.json_path import JsonPath
 
 #: Changes when older versions could not read a recording correctly.
@@ -236,14 +237,14 @@ class ExchangeEncoder:
         paths = self._redaction.paths
         if is_json and not is_cut:
             try:
-                value = orjson.loads(content)
+                value = parse_json(content)
             except ValueError:
                 pass
             else:
                 if paths and sum(path.remove(value) for path in paths):
-                    return {"redacted": True, "json": value}
+                    return {"redacted": True, "json": orjson.Fragment(dump_json(value))}
                 # As it was sent, unless its line breaks would end the line.
-                return {"json": value if b"\n" in content else orjson.Fragment(content)}
+                return {"json": orjson.Fragment(dump_json(value) if b"\n" in content else content)}
         if is_json and paths:
             return {"omitted": True, "bytes": size}
         try:
@@ -286,10 +287,7 @@ class RecordedBody:
     def content(self) -> bytes:
         """Return the bytes to send."""
         if self.form == "json":
-            try:
-                return orjson.dumps(self.value)
-            except orjson.JSONEncodeError:  # nested more deeply than it writes, though it reads such values
-                return json.dumps(self.value).encode()
+            return dump_json(self.value)
         return self.value.encode() if self.form == "text" else self.value or b""
 
 
@@ -359,7 +357,7 @@ def parse_exchange(line: bytes, place: str, share: float = 1.0) -> Exchange:
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
-        data = orjson.loads(line)
+        data = parse_json(line)
     except ValueError as error:
         raise InputError(f"{place}: this line of the recording is damaged: it is not JSON ({error})") from None
     if not isinstance(data, dict):

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from cortex.payloads.json_bodies import parse_json
 from cortex.recording.exchange import Exchange, RecordedBody
 from cortex.recording.json_path import JsonPath, Step, shown
 
@@ -78,7 +79,7 @@ def compare(exchange: Exchange, answer: ReplayedAnswer, rules: ComparisonRules) 
             return []
         return _compare_bytes(recorded, content)
     try:
-        now = orjson.loads(content)
+        now = parse_json(content)
     except ValueError:
         return [Difference(BODY, "type", BODY, "JSON", f"{len(content)} bytes that are not JSON")]
     if recorded.is_redacted:

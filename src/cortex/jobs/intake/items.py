@@ -17,6 +17,7 @@ import orjson
 from cortex.errors import SubmissionError
 from cortex.jobs.intake.json_stream import BYTE_ORDER_MARK, PACKED, count_good, on_one_line, reason, shown, stripped
 from cortex.jobs.spec import NewBatch
+from cortex.payloads.json_bodies import dump_json
 
 #: Size of the pieces that are split in one step: even with lines of one digit, the resulting objects stay small.
 _PIECE_BYTES = 512 * 1024
@@ -31,14 +32,14 @@ def split_items(items: Sequence[Any], batch_size: int, max_bytes: int) -> Iterat
     for first in range(0, len(items), batch_size):
         some = items[first : first + batch_size]
         try:
-            payload = orjson.dumps(some)
-        except TypeError as error:
+            payload = dump_json(some)
+        except (TypeError, ValueError) as error:
             last = first + len(some) - 1
             raise SubmissionError(
                 f"item_list.items: items {first} to {last} can't be written as JSON: {error}"
             ) from None
         if len(payload) - _BRACKETS > max_bytes:
-            raise too_large(first, list(map(orjson.dumps, some)), max_bytes)
+            raise too_large(first, list(map(dump_json, some)), max_bytes)
         yield NewBatch(len(some), payload)
 
 

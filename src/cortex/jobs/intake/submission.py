@@ -34,6 +34,7 @@ from cortex.jobs.spec import (
     TaskCall,
     Upload,
 )
+from cortex.payloads.json_bodies import parse_json
 from cortex.spelling import nearest
 
 T = TypeVar("T")
@@ -310,7 +311,7 @@ def load(data: bytes, limits: SubmissionLimits, example: str) -> Mapping[str, An
     if not data.strip():
         raise SubmissionError(f"the body is empty; send something like {example}")
     try:
-        found = orjson.loads(data)
+        found = parse_json(data)
     except orjson.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         near = shown(error.doc.encode(errors="replace") if error.doc else data, error.pos)

@@ -14,6 +14,7 @@ from cortex.errors import ModelError, UserError, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.payloads.content_type import FORM, is_json, media_type_of, to_utf8
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.validation import BadBody, PayloadError
 from cortex.predictor.batch import BoundBatch
@@ -200,7 +201,7 @@ def encode_line(result: Any) -> bytes:
 def _parse(payload: bytes, payload_type: PayloadType | None) -> Any:
     """Return the payload of a batch. Raises: UserError if it is not of the type that the user's method annotates."""
     try:
-        value = orjson.loads(payload)
+        value = parse_json(payload)
     except orjson.JSONDecodeError:
         value = json.loads(payload)  # NaN, say
     if payload_type is None:

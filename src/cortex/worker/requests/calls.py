@@ -12,11 +12,10 @@ from http import HTTPStatus
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from cortex.errors import ModelError, UserError
 from cortex.payloads.content_type import FORM, media_type_of
 from cortex.payloads.inference_protocol import V2Error
+from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.validation import BadBody, PayloadError
 from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, split_callback
 from cortex.predictor.loader import BoundPredictor
@@ -207,7 +206,7 @@ class Caller:
                 header for header in validate_head(exception.status_code, headers) if header[0] != CONTENT_TYPE
             )
             status = int(exception.status_code)
-            detail = orjson.loads(encode_json(exception.detail))
+            detail = parse_json(encode_json(exception.detail))
         except Exception as invalid:  # statuses, headers and details of the user may be anything
             write_log(f"request {_id(connection)} failed: its HTTPException is invalid: {describe(invalid)}\n")
             return FailedCall(500, f"internal server error: invalid HTTPException{logs_hint(self._api)}")

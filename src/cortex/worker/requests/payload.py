@@ -438,7 +438,7 @@ class _PlainCopy:
 
     def _convert_model(self, model: Any, path: str) -> Any:
         try:
-            return orjson.loads(_encode_model(model))
+            return parse_json(_encode_model(model))
         except UserError as error:
             reason = str(error)
         except ValueError as error:  # PydanticSerializationError
