@@ -8,6 +8,8 @@ import shlex
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
+from cortex.payloads.signature import example_row
+
 if TYPE_CHECKING:
     from cortex.client.client import Client
 
@@ -16,7 +18,6 @@ Json = dict[str, Any]
 _TIMEOUT_S = 10.0
 #: Values of a row that a request shows; longer rows, such as images, are described.
 _MAX_VALUES = 50
-_EXAMPLES = {"BOOL": False, "BYTES": "text"}
 
 
 def describe_models(api: Json, client: Client) -> list[Json]:
@@ -46,13 +47,17 @@ def model_lines(model: Json) -> list[str]:
 
 
 def model_request(model: Json, url: str, options: str = "") -> str:
-    """Return a command for curl that sends one row of zeros; `options` come before the URL."""
+    """Return a command for curl that sends one row of zeros, or of valid values; `options` come before the URL."""
     head = f"curl{options} {shlex.quote(url)}"
-    shapes = [tensor["shape"] for tensor in model["inputs"]]
+    inputs = [tensor for tensor in model["inputs"] if not tensor.get("parameters", {}).get("optional")]
+    shapes = [tensor["shape"] for tensor in inputs]
     if sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:
-        wanted = ", ".join(map(_tensor, model["inputs"]))
+        wanted = ", ".join(map(_tensor, inputs))
         return f"{head} -H 'content-type: application/json' -d @FILE.json  # {{\"instances\": [ROW]}}: {wanted}"
-    rows = {tensor["name"]: _zeros(tensor["datatype"], tensor["shape"][1:]) for tensor in model["inputs"]}
+    rows = {
+        tensor["name"]: example_row(tensor["datatype"], tensor["shape"], tensor.get("parameters", {}).get("example"))
+        for tensor in inputs
+    }
     row = next(iter(rows.values())) if len(rows) == 1 else rows
     count = max(1, shapes[0][0]) if shapes and shapes[0] else 1
     body = json.dumps({"instances": [row] * count})
@@ -61,11 +66,5 @@ def model_request(model: Json, url: str, options: str = "") -> str:
 
 def _tensor(tensor: Json) -> str:
     sizes = ", ".join("?" if size < 0 else str(size) for size in tensor["shape"])
-    return f"{tensor['name']} {tensor['datatype']} [{sizes}]"
-
-
-def _zeros(datatype: str, shape: list[int]) -> Any:
-    value: Any = _EXAMPLES.get(datatype, 0)
-    for size in reversed(shape):
-        value = [value] * max(1, size)
-    return value
+    optional = " (optional)" if tensor.get("parameters", {}).get("optional") else ""
+    return f"{tensor['name']} {tensor['datatype']} [{sizes}]{optional}"

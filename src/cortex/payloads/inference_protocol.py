@@ -139,6 +139,8 @@ def _tensor_document(tensor: TensorSignature) -> Json:
     parameters: Json = {"labels": list(tensor.labels)} if tensor.labels else {}
     if tensor.optional:
         parameters["optional"] = True
+    if tensor.example is not None:
+        parameters["example"] = tensor.example
     return {**document, "parameters": parameters} if parameters else document
 
 

@@ -7,6 +7,7 @@ views of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, cast
@@ -31,6 +32,18 @@ class TensorSignature:
     description: str = ""
     labels: tuple[str, ...] = ()  #: of the entries of the last axis: the names of columns or classes
     optional: bool = False  #: an input that requests may leave out
+    #: A row as JSON, where models reject zeros or the text of other examples; None: they are as good.
+    example: Any = field(default=None, compare=False)
+
+
+def example_row(datatype: str, shape: Sequence[int], example: Any = None) -> Any:
+    """Return an example of a row: one that the model states, or zeros; `shape` begins with the rows."""
+    if example is not None:
+        return example
+    value: Any = {"BOOL": False, "BYTES": "text"}.get(datatype, 0)
+    for size in reversed(shape[1:]):
+        value = [value] * max(1, size)
+    return value
 
 
 @dataclass(frozen=True, slots=True)

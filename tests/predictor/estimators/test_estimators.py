@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cortex.cli.model_request import model_request
 from cortex.errors import ModelFormatError
 from cortex.models.formats.detection import detect
 from cortex.models.loader import LoadRequest
+from cortex.payloads.inference_protocol import model_document
+from cortex.payloads.request_forms import read_request
 from cortex.payloads.signature import TensorSignature
+from cortex.predictor.estimators.estimator import tensor_of
 from cortex.predictor.estimators.loader import DetectedLoader, RunnableModel
 
 pytestmark = pytest.mark.heavy  # the libraries take seconds to import
@@ -223,6 +229,26 @@ def test_a_model_that_begins_with_a_vectorizer_takes_texts(tmp_path: Path) -> No
     model = load(tmp_path)
     assert model.signature.inputs == (TensorSignature("input", "BYTES", (-1,)),)
     assert model.infer({"input": np.array([b"good", "bad"], object)})["label"].tolist() == ["pos", "neg"]
+
+
+def test_a_missing_number_among_results_is_nan_and_changes_no_other() -> None:
+    assert same(tensor_of([1.5, None, 2]), [1.5, np.nan, 2.0])
+    assert tensor_of(["a", None]).tolist() == ["a", "None"]
+
+
+def test_printed_samples_have_values_that_the_model_accepts(tmp_path: Path) -> None:
+    import pandas as pd
+    import skops.io
+    from sklearn.preprocessing import OneHotEncoder
+
+    numbers = OneHotEncoder(sparse_output=False).fit(np.array([[3.0, 7.0], [4.0, 8.0]]))
+    texts = OneHotEncoder().fit(pd.DataFrame({"city": ["Oslo", "Rome"], "size": [2.0, 5.0]}))
+    for fitted in numbers, texts:
+        skops.io.dump(fitted, tmp_path / "m")
+        model = load(tmp_path)
+        command = model_request(model_document("m", model.signature, ()), "http://localhost")
+        request = read_request(json.loads(shlex.split(command)[-1]), model.signature)
+        model.infer(request.inputs)
 
 
 def test_only_requested_outputs_are_computed(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cortex.cli.model_request import model_request
 from cortex.errors import ModelFormatError
 from cortex.models.formats.detection import detect
 from cortex.models.loader import LoadRequest
+from cortex.payloads.inference_protocol import model_document
 from cortex.payloads.request_forms import read_request
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.estimators.loader import DetectedLoader, RunnableModel
@@ -125,8 +129,80 @@ def test_a_folder_with_code_needs_trust_and_has_columns_of_all_types(tmp_path: P
     request = read_request({"dataframe_records": [record]}, model.signature)
     assert request.answer(model.infer(request.inputs)) == {"predictions": [{"text": "a!", "year": 2021, "n": 7}]}
     request = read_request({"dataframe_records": [{**record, "d": "?"}]}, model.signature)
-    with pytest.raises(ValueError, match="a column of dates"):
+    with pytest.raises(ValueError, match=r"row 1, column 'd' is '\?'; it must be a date of ISO 8601"):
         model.infer(request.inputs)
+    described = model_document("m", model.signature, ())
+    command = model_request(described, "http://localhost")
+    sample = json.loads(shlex.split(command)[-1])
+    assert sample["instances"][0]["d"] == "2000-01-01T00:00:00"
+    request = read_request(sample, model.signature)
+    assert request.answer(model.infer(request.inputs)) == {"predictions": [{"text": "text!", "year": 2000, "n": 0}]}
+
+
+def dated(folder: Path) -> RunnableModel:
+    """Save and load a model that answers with the dates that it gets."""
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return model_input["d"].dt.strftime("%Y-%m-%dT%H:%M:%S.%f")
+
+    signature = ModelSignature(Schema([ColSpec("datetime", "d")]), Schema([ColSpec("string")]))
+    mlflow.pyfunc.save_model(str(folder), python_model=Model(), signature=signature, pip_requirements=["mlflow"])
+    return load(folder, trusts_pickle=True)
+
+
+def test_a_date_means_the_same_alone_and_with_others_in_every_form(dates: RunnableModel) -> None:
+    moments = {
+        "2021-02-01": "2021-02-01T00:00:00.000000",
+        "2021-01-05T10:00": "2021-01-05T10:00:00.000000",
+        "2021-01-05 10:00:00.25": "2021-01-05T10:00:00.250000",
+        "2021-01-05T10:00:00Z": "2021-01-05T10:00:00.000000",
+        "2021-01-05T10:00:00+02:00": "2021-01-05T08:00:00.000000",
+        "20210105": "2021-01-05T00:00:00.000000",
+    }
+    bodies: list[tuple[Any, str]] = [
+        ({"dataframe_records": [{"d": each} for each in moments]}, ""),
+        ({"dataframe_split": {"columns": ["d"], "data": [[each] for each in moments]}}, ""),
+        ({"inputs": {"d": list(moments)}}, ""),
+        ({"instances": [[each] for each in moments]}, ""),
+        ("d\n" + "\n".join(moments), "text/csv"),
+        *(([{"d": each}], "") for each in moments),
+    ]
+    for body, content_type in bodies:
+        request = read_request(body, dates.signature, content_type)
+        answered = dates.infer(request.inputs)["prediction"].tolist()
+        given = [each.decode() if isinstance(each, bytes) else each for each in request.inputs["d"].reshape(-1)]
+        assert answered == [moments[each] for each in given]
+
+
+@pytest.fixture(scope="module")
+def dates(tmp_path_factory: pytest.TempPathFactory) -> RunnableModel:
+    return dated(tmp_path_factory.mktemp("dates") / "m")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "13/02/2021",
+        "01/02/2021",
+        "now",
+        "",
+        "2021",
+        "NaT",
+        "2021-13-01",
+        "2021-01-05T25:00",
+        "٢٠٢١-٠١-٠١",
+        "9999-01-01",
+        " 2021-01-01",
+    ],
+)
+def test_another_form_of_a_date_is_an_error_with_its_place(dates: RunnableModel, text: str) -> None:
+    request = read_request({"inputs": {"d": ["2021-01-01", text]}}, dates.signature)
+    with pytest.raises(ValueError, match=rf"^row 2, column 'd' is '{text}'; (it must be a date of ISO|dates are of)"):
+        dates.infer(request.inputs)
 
 
 def test_an_optional_column_may_be_left_out(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from urllib.parse import quote
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.errors import json_content, of_requests, response, schema
 from cortex.payloads.openapi.schemas import SchemaComponents
-from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature
+from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature, example_row
 
 Json = dict[str, Any]
 
 _JSON = "application/json"
 #: Values of a row that an example shows; longer rows, such as images, have none.
 _MAX_VALUES = 50
-_ZEROS = {"BOOL": False, "BYTES": "text"}
 _PARAMETERS: Json = {"type": "object", "additionalProperties": True}
 _SHAPE: Json = {"type": "array", "items": {"type": "integer"}}
 _METADATA: Json = {
@@ -118,7 +117,11 @@ def row_of_zeros(model: ModelSignature) -> Any:
     shapes = [tensor.shape for tensor in model.inputs]
     if not shapes or sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:
         return None
-    rows = {tensor.name: _zeros(tensor.datatype, tensor.shape[1:]) for tensor in model.inputs}
+    rows = {
+        tensor.name: example_row(tensor.datatype, tensor.shape, tensor.example)
+        for tensor in model.inputs
+        if not tensor.optional
+    }
     return next(iter(rows.values())) if len(rows) == 1 else rows
 
 
@@ -131,18 +134,20 @@ def _example(model: ModelSignature) -> Json:
             "name": tensor.name,
             "datatype": tensor.datatype,
             "shape": [max(1, size) for size in tensor.shape],
-            "data": _zeros(tensor.datatype, tensor.shape),
+            "data": _data(tensor),
         }
         for tensor in model.inputs
+        if not tensor.optional
     ]
     return {"examples": {"zeros": {"summary": "Zeros", "value": {"inputs": inputs}}}}
 
 
-def _zeros(datatype: str, shape: tuple[int, ...]) -> Any:
-    value: Any = _ZEROS.get(datatype, 0)
-    for size in reversed(shape):
-        value = [value] * max(1, size)
-    return value
+def _data(tensor: TensorSignature) -> list[Any]:
+    """Return the example of a tensor in the protocol, where bytes are texts."""
+    row = example_row(tensor.datatype, tensor.shape, tensor.example)
+    if isinstance(row, dict):
+        row = "text"
+    return [row] * max(1, tensor.shape[0] if tensor.shape else 1)
 
 
 def _described(tensor: TensorSignature) -> str:

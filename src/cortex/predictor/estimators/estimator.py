@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,9 +48,20 @@ class Table(Protocol):
 class Matrix:
     """One input of shape [-1, columns]."""
 
-    def __init__(self, names: Sequence[str], columns: int, datatype: str, convert: Callable[[Array], Any]) -> None:
-        """`names` are those of the columns, or empty; `convert` returns the library's argument for an array."""
-        self.tensors = (TensorSignature(INPUT, datatype, (-1, columns), labels=tuple(names)),)
+    def __init__(
+        self,
+        names: Sequence[str],
+        columns: int,
+        datatype: str,
+        convert: Callable[[Array], Any],
+        samples: Mapping[int, Any] | None = None,
+    ) -> None:
+        """`names` are those of the columns, or empty; `convert` returns the library's argument for an array.
+
+        `samples` has a valid value of columns, by their index, that don't take 0.
+        """
+        row = tuple((samples or {}).get(index, 0.0) for index in range(columns)) if samples else None
+        self.tensors = (TensorSignature(INPUT, datatype, (-1, columns), labels=tuple(names), example=row),)
         self._names = tuple(names)
         self._columns = columns
         self._dtype = DTYPES[datatype]
@@ -64,8 +76,9 @@ class Matrix:
         return self._convert(array.astype(self._dtype, copy=False))
 
     def sample(self) -> dict[str, Array]:
-        """Return a row of zeros."""
-        return {INPUT: np.zeros((1, max(self._columns, 1)), self._dtype)}
+        """Return a row of valid values, as far as they are known; zeros otherwise."""
+        row = self.tensors[0].example or np.zeros(max(self._columns, 1))
+        return {INPUT: np.array([row], self._dtype)}
 
     def explain(self, inputs: Mapping[str, Array]) -> str:
         """Return the place of the first value that is not finite."""
@@ -91,7 +104,9 @@ class Columns:
 
         Columns in `binary` hold bytes, not texts.
         """
-        self.tensors = tuple(columns)
+        self.tensors = tuple(
+            replace(each, example={"b64": ""} if each.name in binary else samples.get(each.name)) for each in columns
+        )
         self._samples = samples
         self._convert = convert
         self._binary = binary
@@ -236,8 +251,11 @@ def tensor_of(value: Any) -> Array:
     array: Array = np.asarray(value.toarray() if hasattr(value, "toarray") else value)
     if array.dtype.kind in "US":
         return array.astype(object)
-    if array.dtype.kind == "O" and not all(isinstance(each, str | bytes) for each in array.reshape(-1).tolist()):
-        return np.array([str(each) for each in array.reshape(-1).tolist()], object).reshape(array.shape)
+    values = array.reshape(-1).tolist() if array.dtype.kind == "O" else []
+    if values and set(map(type, values)) <= {int, float, type(None)}:  # a row without a value must not change others
+        return array.astype(np.float64)
+    if not all(isinstance(each, str | bytes) for each in values):
+        return np.array([str(each) for each in values], object).reshape(array.shape)
     if array.dtype.kind in "mM":
         return array.astype(str).astype(object)
     return array

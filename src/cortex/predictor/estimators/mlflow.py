@@ -6,8 +6,10 @@ each column, or its tensors.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,14 @@ _DATATYPES = {
     "binary": "BYTES",
     "datetime": "BYTES",
 }
+#: The forms of ISO 8601 with a day, and a time in it that may have an offset.
+_DATE = re.compile(
+    r"(?P<day>\d{4}-\d{2}-\d{2}|\d{8})"
+    r"([Tt ](?P<time>\d{2}(:?\d{2}(:?\d{2})?)?)([.,](?P<part>\d{1,9}))?(?P<zone>[Zz]|[+-]\d{2}(:?\d{2})?)?)?",
+    re.ASCII,
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN_CHARACTERS = 60
 _SAMPLES = {"datetime": "2000-01-01T00:00:00", "binary": b""}
 
 
@@ -106,14 +116,31 @@ def _columns(context: LoadContext, schema: Any) -> Table:
     def frame(columns: dict[str, Array]) -> Any:
         import pandas as pd  # noqa: PLC0415 - slow to import; mlflow has done so already
 
-        try:
-            found = {name: pd.to_datetime(array) if name in dates else array for name, array in columns.items()}
-        except (ValueError, TypeError) as exc:
-            raise ValueError(f"a column of dates: {exc}") from None
+        found = {name: _dates(array, name) if name in dates else array for name, array in columns.items()}
         made = pd.DataFrame(found)
         return made if has_names else made.set_axis(range(len(names)), axis=1)
 
     return Columns(tensors, samples, frame, binary)
+
+
+def _dates(array: Array, name: str) -> Array:
+    """Return texts as dates in UTC, each by itself: other rows must not change what it means. Raises: ValueError."""
+    return np.array([_date(value, row, name) for row, value in enumerate(array, 1)], "datetime64[ns]")
+
+
+def _date(text: str, row: int, name: str) -> np.datetime64:
+    problem = f"it must be a date of ISO 8601, such as {_SAMPLES['datetime']}"
+    try:
+        if found := _DATE.fullmatch(text):
+            moment = datetime.fromisoformat(f"{found['day']}T{found['time'] or '00'}{(found['zone'] or 'Z').upper()}")
+            nanoseconds = (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int((found["part"] or "").ljust(9, "0"))
+            if abs(nanoseconds) < 2**63:
+                return np.datetime64(nanoseconds, "ns")
+            problem = "dates are of the years 1678 to 2261"
+    except (ValueError, OverflowError):
+        pass
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    raise ValueError(f"row {row}, column {name!r} is {shown!r}; {problem}")
 
 
 def _frame_of_rows(array: Array) -> Any:

@@ -173,8 +173,8 @@ def _table(estimator: Any) -> Table:
     samples = _known_values(estimator, names, count)
     if not any(isinstance(value, str) for value in samples.values()):
         if names and not _forget_names(estimator):
-            return Matrix(names, count, "FP64", _frames(names))
-        return Matrix(names, count, "FP64", lambda array: array)
+            return Matrix(names, count, "FP64", _frames(names), samples)
+        return Matrix(names, count, "FP64", lambda array: array, samples)
     shown = names or [f"column_{index + 1}" for index in range(count)]
     columns = [
         TensorSignature(name, "BYTES" if isinstance(samples.get(index), str) else "FP64", (-1, 1))
