@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from harness.installations.installation import Installation
 from harness.installations.reports import Report, ReportedApi, deployed_report
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, wait_until
 
 TWO_SERVERS = """
     - name: t
       kind: RealtimeAPI
       handler: {type: command, command: [python, handler.py, $PORT], processes_per_replica: 2}
       readiness: /health
+"""
+
+ONE_SERVER = """
+    - name: t
+      kind: RealtimeAPI
+      handler: {type: command, command: [python, handler.py, $PORT]}
+      networking: {timeout: 1s}
 """
 
 #: After a POST, its health is bad and every request fails at once.
@@ -61,7 +69,63 @@ def dead_engines(api: ReportedApi) -> dict[str, object]:
     return found
 
 
+#: Answers without a length or chunks, and ends the connection as the path says after a request for `/end`.
+UNFRAMED = """
+    import os, signal, socket, struct, sys, threading
+
+    end = threading.Event()
+
+    def serve(connection):
+        path = connection.recv(65536).split()[1].decode()
+        if path == "/end":
+            end.set()
+            connection.close()
+            return
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\nconnection: close\\r\\n\\r\\n")
+        for number in range(3):
+            connection.sendall(b"data: %d\\n\\n" % number)
+        if path == "/silence":
+            threading.Event().wait()
+        end.wait()
+        end.clear()
+        if path == "/kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif path == "/exit":
+            os._exit(3)
+        elif path == "/reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+ENDS = {"close": "whole", "reset": "broken", "silence": "broken", "exit": "broken", "kill": "broken"}
+
+
+def end_of(api: ReportedApi, path: str) -> str:
+    """Return how a client sees the end of a response."""
+    request = f"GET /t/{path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
+    with socket.create_connection((api.cortex.host, api.cortex.gateway_port), PATIENCE_S) as connection:
+        connection.sendall(request)
+        response = b""
+        while b"data: 2" not in response:
+            response += connection.recv(65536)
+        if path != "silence":
+            api.post(method="GET", path="/end")
+        response += b"".join(iter(lambda: connection.recv(65536), b""))
+    return "whole" if response.endswith(b"0\r\n\r\n") else "broken"
+
+
 REPORTS = [
+    Report(
+        "a response that lasts until the connection ends is broken off if the server dies",
+        "text-generation-inference#2668",
+        UNFRAMED,
+        lambda api: {path: end_of(api, path) for path in ENDS},
+        ENDS,
+        ONE_SERVER,
+    ),
     Report(
         "a server whose engine is dead gets no requests, and its API is not live",
         "vllm#19881",

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import IncompleteRead
 from pathlib import Path
 
 import psutil
@@ -505,3 +506,15 @@ def test_a_websocket_is_passed_on_until_its_process_dies() -> None:
         assert client.receive() == "hi"
         client.send("x")
         assert client.closed() == (1011, "exited with code 7")
+
+
+@pytest.mark.parametrize("on_disconnect", ["cancel", "finish"])
+def test_a_connection_whose_response_was_cut_off_is_released(on_disconnect: str) -> None:
+    with running_command(on_disconnect=on_disconnect) as replica:
+        replica.wait_ready()
+        with pytest.raises(IncompleteRead):
+            ask(replica, "/cut")
+        pid = replica.pid
+        replica.command(command="stop", drain_s=PATIENCE_S)  # it waits for requests that run
+        replica.process.wait(PATIENCE_S / 2)
+        assert has_ended(pid)

@@ -31,6 +31,14 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def has_memory(pid: int) -> bool:
+    """Return whether a process has its memory: an end frees it first, and then closes files and connections."""
+    try:
+        return not Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
+    except OSError:
+        return False
+
+
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` from the third on: state, parent and so on. Raises: OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -152,14 +152,13 @@ class CommandCall:
         if not self._is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
             self._upstream.pause()
 
-    def on_end(self) -> None:
+    def on_end(self, is_reset: bool) -> None:
         """Handle the end of the server's connection."""
         if self._is_over:
             return
         if self.status and not self._is_upgraded:
-            if self._is_framed:
-                self._end()
-                self._connection.close()  # the response is cut off
+            if self._is_framed or is_reset or self._server.is_ending():
+                self._break_off()
             else:
                 self._finish()
         else:
@@ -280,12 +279,17 @@ class CommandCall:
     def _respond_error(self, status: int, message: str) -> None:
         if self._is_over:
             return
-        self._end()
         if self._connection.open and not self.status:
+            self._end()
             self.status = status
             self._connection.respond_error(status, message)
         else:
-            self._connection.close()
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """Cut the response off, so that no client takes what it has for the whole."""
+        self._connection.break_off()
+        self._end()
 
     def _finish(self) -> None:
         """End the response, which is complete."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from string import Template
 
 from cortex.errors import UserError
-from cortex.processes.process_tree import descendants, is_running
+from cortex.processes.process_tree import descendants, has_memory, is_running
 from cortex.worker.commands.socket_table import SocketTable, is_held_by
 from cortex.worker.commands.upstream import Address
 from cortex.worker.spec import ReplicaSpec
@@ -121,6 +121,11 @@ class CommandProcess:
                 if found.si_pid == self.pid:
                     return  # `_reap` does it
                 os.waitpid(found.si_pid, os.WNOHANG)
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the process has ended, or the kernel ends it: it closes connections after freeing memory."""
+        return self.wait_status is not None or not has_memory(self.pid)
 
     async def ended(self) -> None:
         """Wait until the process has ended."""

@@ -93,6 +93,10 @@ class CommandServer:
         self._running.add(call)
         call.begin()
 
+    def is_ending(self) -> bool:
+        """Return whether the command has ended, or its process is just being ended by the kernel."""
+        return self._process.is_ending
+
     def answered(self) -> None:
         """Note that the server has answered."""
         self.answered_at = time.monotonic()

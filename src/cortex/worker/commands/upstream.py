@@ -197,17 +197,18 @@ class UpstreamConnection:
             self._loop.remove_reader(self._fd)
 
     def _on_readable(self) -> None:
+        is_reset = False
         try:
             size = self._sock.recv_into(self._upstream.buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            size = 0
+            size, is_reset = 0, True
         if size:
             self._receiver.on_data(self._upstream.buffer[:size])
         else:
             self.close()
-            self._receiver.on_end()
+            self._receiver.on_end(is_reset)
 
     def close(self) -> None:
         """Close the connection; the server notices it."""
