@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -149,6 +152,89 @@ def test_requests_waiting_for_a_killed_worker_go_to_another_while_the_next_one_s
         assert {future.result(PATIENCE_S).json["pid"] for future in waiting} == {other}
         obstacle.unlink()
         wait_until(lambda: replica.request({}).json["pid"] not in (killed, other))
+
+
+#: A class whose constructor waits while the file `obstacle` exists; its method says which process answers.
+WAITS = """
+    import os, time
+
+    while os.path.exists(os.environ["SHARED_FOLDER"] + "/obstacle"):
+        time.sleep(0.01)
+"""
+BATCHES = (
+    WAITS
+    + """
+    class Handler:
+        def __init__(self, config):
+            pass
+        def handle_post(self, payload):
+            return [os.getpid() for _ in payload]
+"""
+)
+SERVICE = (
+    WAITS
+    + """
+    class Handler:
+        def __init__(self, config, proto_module_pb2):
+            pass
+        def Ask(self, payload, context):
+            from google.protobuf.wrappers_pb2 import StringValue
+            return StringValue(value=f"pid {os.getpid()}")
+"""
+)
+PROTO = """
+    syntax = "proto3";
+    import "google/protobuf/wrappers.proto";
+    service Desk { rpc Ask (google.protobuf.StringValue) returns (google.protobuf.StringValue); }
+"""
+SERVES = (
+    WAITS
+    + """
+    import http.server, sys
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(str(os.getpid()).encode())
+
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+)
+COMMAND = {"type": "command", "path": "", "endpoint": "/own", "command": (sys.executable, "handler.py", "$PORT")}
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "fields"),
+    [
+        pytest.param(BATCHES, "/", {"max_batch_size": 4}, id="batches"),
+        pytest.param(BATCHES, "/", {"max_batch_size": 4, "threads": 2}, id="batches of threads"),
+        pytest.param(SERVICE, "/Desk/Ask", {"protobuf_path": "desk.proto", "files": {"desk.proto": PROTO}}, id="gRPC"),
+        pytest.param(SERVES, "/own/", COMMAND, id="commands"),
+    ],
+)
+def test_requests_of_every_kind_go_to_another_process_while_theirs_starts(
+    source: str, path: str, fields: dict[str, Any]
+) -> None:
+    is_grpc = "protobuf_path" in fields
+    headers = {"content-type": "application/grpc", "te": "trailers"} if is_grpc else {}
+    body = bytes(5) if is_grpc else b"{}"
+    with running_replica(source, processes=2, **fields) as replica, ThreadPoolExecutor(8) as pool:
+        replica.wait_ready()
+        killed, other = (process.pid for process in replica.status().processes)
+        obstacle = Path(replica.spec.run_dir) / "obstacle"
+        obstacle.touch()
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: replica.status().processes[0].state is ProcessState.STARTING)
+        ask = partial(replica.request, path=path, body=body, headers=headers)
+        answers = [future.result(PATIENCE_S) for future in [pool.submit(ask) for _ in range(5)]]
+        assert [answer.status for answer in answers] == [200] * 5
+        assert all(str(other).encode() in answer.body for answer in answers)
+        obstacle.unlink()
+        replica.wait_ready()
+        assert ask().status == 200
 
 
 def test_requests_waiting_for_a_worker_that_starts_are_answered_when_the_replica_is_stopped(tmp_path: Path) -> None:

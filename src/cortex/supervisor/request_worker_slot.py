@@ -235,8 +235,6 @@ class RequestWorkerSlot(ProcessSlot):
 
         Each connection closes after that, so that the gateway opens another one to this slot.
         """
-        if self._connections.shared_state.journal is not None or self._spec.protobuf_path is not None:
-            return  # a request that runs again needs its slot's journal; gRPC connections carry several requests
         others = [slot for slot in self._others(self.index) if slot.has_room]
         for index, other in zip(self._connections.unread() if others else (), others, strict=False):
             if (sock := self._connections.remove(index)) is not None:

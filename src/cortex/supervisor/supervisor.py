@@ -156,7 +156,9 @@ class Supervisor:
         if self._spec.command:
             from cortex.supervisor.command_worker_slot import CommandWorkerSlot  # noqa: PLC0415 - as above
 
-            return CommandWorkerSlot(self._spec, index, self._listeners, fork, on_answer=self._metrics.answered)
+            return CommandWorkerSlot(
+                self._spec, index, self._listeners, fork, False, self._metrics.answered, self._other_slots
+            )
         if self._fork_server is not None:
             from cortex.supervisor.fork_server_slot import PreloadedWorkerSlot  # noqa: PLC0415 - as above
 

@@ -12,10 +12,11 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cortex.lifecycle import ProcessState
@@ -160,13 +161,20 @@ DEFAULTS: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
-def running_replica(source: str, interface: str = "handler", processes: int = 1, **fields: Any) -> Iterator[Replica]:
-    """Run a project of one file; the folder is short-named because unix sockets need short paths."""
+def running_replica(
+    source: str,
+    interface: str = "handler",
+    processes: int = 1,
+    files: Mapping[str, str] = MappingProxyType({}),
+    **fields: Any,
+) -> Iterator[Replica]:
+    """Run a project of one file, and of other `files`; its folder is short-named: unix sockets need short paths."""
     with tempfile.TemporaryDirectory(prefix="cx-") as folder:
         root = Path(folder)
         project = root / "project"
         project.mkdir()
-        (project / "handler.py").write_text(textwrap.dedent(source))
+        for name, text in {**files, "handler.py": source}.items():
+            (project / name).write_text(textwrap.dedent(text))
         spec = replace(
             ReplicaSpec(
                 id="api-00000000-000001",

@@ -6,7 +6,14 @@ import grpc
 
 from cortex.worker.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.worker.grpc.wire import HTTP_STATUSES, frame
-from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Header, error_body, framed_chunk, response_head
+from cortex.worker.http.connection import (
+    CLIENT_CLOSED_REQUEST,
+    CLOSING,
+    Header,
+    error_body,
+    framed_chunk,
+    response_head,
+)
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.shared_state import ConnectionState
 
@@ -51,7 +58,8 @@ class GrpcConnection(StreamingConnection):
         if self.open and not self._has_head:
             self._has_head = True
             self._set_state(ConnectionState.ANSWERING)
-            self._send(response_head(200, CONTENT_TYPE, headers) + _CHUNKED)
+            closing = CLOSING if self._close_after else b""
+            self._send(response_head(200, CONTENT_TYPE, headers) + closing + _CHUNKED)
             self._mark_whole()
 
     def write_message(self, message: bytes, headers: tuple[Header, ...] = ()) -> None:
