@@ -81,6 +81,15 @@ def test_a_payload_of_an_annotated_type_is_an_example_of_it(tmp_path: Path) -> N
     assert hint(tmp_path, put, ("sample.json",), describe=document)[0].endswith("@" + str(tmp_path / "sample.json"))
 
 
+def test_a_payload_with_a_pattern_that_no_example_matches_is_a_file(tmp_path: Path) -> None:
+    def document() -> dict[str, Any]:
+        schema = {"type": "string", "pattern": "^[0-9]+$"}
+        content = {"application/json": {"schema": schema}}
+        return {"paths": {"/iris": {"post": {"requestBody": {"content": content}}}}}
+
+    assert hint(tmp_path, POST, describe=document) == hint(tmp_path, POST)
+
+
 def test_curl_trusts_the_certificates_of_the_environment(tmp_path: Path) -> None:
     (tmp_path / "handler.py").write_text("class Handler:\n def handle_get(self): ...")
     api = Api.model_validate({"name": "iris", "handler": HANDLER}).model_dump(mode="json")

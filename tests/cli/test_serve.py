@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortex.cli.commands.projects import serve
-from cortex.cli.model_request import model_request
+from cortex.cli.model_request import model_request, model_requests
 from cortex.errors import InputError
 
 
@@ -63,6 +63,16 @@ def test_a_missing_model_is_refused_with_one_of_a_similar_name(tmp_path: Path, m
 def test_the_printed_request_has_a_row_of_zeros(inputs: list[tuple[str, str, list[int]]], body: str) -> None:
     tensors = [dict(zip(("name", "datatype", "shape"), each, strict=True)) for each in inputs]
     assert f"-d '{body}'" in model_request({"inputs": tensors}, "http://localhost:8888/iris")
+
+
+def test_each_request_to_one_of_several_models_names_it() -> None:
+    models = [{"name": name, "inputs": []} for name in ("iris", "ü b", "c", "d", "e")]
+    assert "?model" not in model_requests(models[:1], "http://h/m")[0]
+    first, second, third, rest = model_requests(models, "http://h/m")
+    assert first.startswith("curl 'http://h/m?model=iris' -H")
+    assert "'http://h/m?model=%C3%BC%20b'" in second
+    assert third.startswith("curl 'http://h/m?model=c'")
+    assert rest == "and 2 more models, each with ?model=NAME"
 
 
 def test_large_rows_are_described() -> None:

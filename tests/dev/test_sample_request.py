@@ -87,6 +87,17 @@ def test_the_payload_of_an_async_api_is_of_the_annotated_type(tmp_path: Path) ->
         assert curl_command(api, URL, local.signature.to_json().decode(), tmp_path) == f"curl {URL} {JSON} -d '[1]'"
 
 
+def test_a_payload_with_a_pattern_that_no_example_matches_is_a_file(tmp_path: Path) -> None:
+    model = "from pydantic import BaseModel, Field\nclass Row(BaseModel):\n    x: str = Field(pattern='^[0-9]+$')\n"
+    command(tmp_path, f"{model}{CLASS}    def handle_post(self, payload: Row): ...\n")
+    (api,) = LocalProject.read(tmp_path / "cortex.yaml", {}).diagnosis.apis
+    with cortex.testing.load(tmp_path) as loaded:
+        signature = loaded._local.predictor.signature
+        assert isinstance(signature, ApiSignature)
+        found = curl_command(api, URL, signature.to_json().decode(), tmp_path)
+    assert found == f"curl {URL} {JSON} -d @FILE.json"
+
+
 def test_a_class_with_routes_only_is_called_at_its_first_route(tmp_path: Path) -> None:
     code = (
         "import cortex\nfrom pydantic import BaseModel, Field\n"

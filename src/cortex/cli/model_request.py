@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 from cortex.payloads.signature import example_row
 
@@ -18,6 +20,7 @@ Json = dict[str, Any]
 _TIMEOUT_S = 10.0
 #: Values of a row that a request shows; longer rows, such as images, are described.
 _MAX_VALUES = 50
+_MAX_MODELS = 3
 
 
 def describe_models(api: Json, client: Client) -> list[Json]:
@@ -46,9 +49,20 @@ def model_lines(model: Json) -> list[str]:
     return [f"{side}: {', '.join(map(_tensor, model[f'{side}s']))}" for side in ("input", "output")]
 
 
-def model_request(model: Json, url: str, options: str = "") -> str:
-    """Return a command for curl that sends one row of zeros, or of valid values; `options` come before the URL."""
-    head = f"curl{options} {shlex.quote(url)}"
+def model_requests(models: Sequence[Json], url: str, options: str = "") -> list[str]:
+    """Return a command for curl for each model; if there are many, for the first ones, and how many others there are.
+
+    `options` come before the URL.
+    """
+    lines = [model_request(model, url, options, has_others=len(models) > 1) for model in models[:_MAX_MODELS]]
+    rest = len(models) - _MAX_MODELS
+    return lines + ([f"and {rest} more model{'s' if rest > 1 else ''}, each with ?model=NAME"] if rest > 0 else [])
+
+
+def model_request(model: Json, url: str, options: str = "", has_others: bool = False) -> str:
+    """Return a command for curl that sends one valid row; it names the model if the API has others."""
+    target = f"{url}?{urlencode({'model': model['name']}, quote_via=quote)}" if has_others else url
+    head = f"curl{options} {shlex.quote(target)}"
     inputs = [tensor for tensor in model["inputs"] if not tensor.get("parameters", {}).get("optional")]
     shapes = [tensor["shape"] for tensor in inputs]
     if sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.payloads.openapi.schemas import example_with_keys
+from cortex.payloads.openapi.schemas import NoExampleError, example_with_keys
 from cortex.predictor.applications import APPLICATION_TYPES, example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, is_inference_only, request_arguments
 from cortex.predictor.checks.source_checks import class_routes
@@ -65,10 +65,14 @@ def sample_request(
 
 
 def _example(document: dict[str, Any], path: str, method: RequestArguments) -> Any:
-    """Return an example of the JSON payload of a method; None if its type is not annotated."""
+    """Return an example of the JSON payload of a method; None if its type is not annotated, or none is known."""
     operation = document.get("paths", {}).get(path, {}).get(method.verb.lower(), {})
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    return example_with_keys(schema, document.get("components", {}).get("schemas", {}), method.payload_keys or ())
+    definitions = document.get("components", {}).get("schemas", {})
+    try:
+        return example_with_keys(schema, definitions, method.payload_keys or ())
+    except NoExampleError:
+        return None
 
 
 def _endpoint_request(spec: dict[str, Any], sample: Path | None, url: str, method: RequestArguments) -> list[str]:

@@ -9,16 +9,18 @@ import time
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from cortex.config.schema import Api
 from cortex.dev.terminal import format_body
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.inference import row_of_zeros
-from cortex.payloads.openapi.schemas import example_of, example_with_keys
+from cortex.payloads.openapi.schemas import NoExampleError, example_of, example_with_keys
 from cortex.payloads.signature import ApiSignature, RouteSignature, parse_signature
 from cortex.predictor.applications import example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
 
+_FILE = "@FILE.json"  #: of the user, if no example is known
 _SAMPLE_FILE = "sample.json"
 _TIMEOUT_S = 600.0
 _JOB_POLL_S = 0.02
@@ -49,6 +51,8 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     arguments = _arguments(api, folder)
     verb = arguments.verb if arguments is not None else "POST"
     query = "&".join(f"{key}=1" for key in arguments.query_keys) if arguments is not None else ""
+    if arguments is None and len(known.models) > 1:  # models without code
+        query = urlencode({"model": known.models[0].name}, quote_via=quote)
     target = f"{url}?{query}" if query else url
     if arguments is not None and arguments.payload_keys is None:
         shown = "" if verb == "GET" else f" -X {verb}"
@@ -56,7 +60,7 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     if sample is not None:
         data = shlex.quote(f"@{sample}")
     else:
-        data = shlex.quote(json.dumps(_example(known, arguments)))
+        data = _data(known, arguments)
     shown = "" if verb == "POST" else f" -X {verb}"
     return f"curl{shown} {shlex.quote(target) if query else target} {_JSON_HEADER} -d {data}"
 
@@ -142,13 +146,27 @@ def _route_command(route: RouteSignature, url: str) -> str:
     target = shlex.quote(url + path)
     if method.payload is None:
         return f"curl{'' if method.verb == 'GET' else f' -X {method.verb}'} {target}"
-    schema = method.payload.schema
-    data = shlex.quote(json.dumps(example_of(schema, schema.get("$defs", {})) or {}))
+    try:
+        schema = method.payload.schema
+        data = shlex.quote(json.dumps(example_of(schema, schema.get("$defs", {}), is_exact=True) or {}))
+    except NoExampleError:
+        data = _FILE
     return f"curl{'' if method.verb == 'POST' else f' -X {method.verb}'} {target} {_JSON_HEADER} -d {data}"
 
 
+def _data(known: ApiSignature, arguments: RequestArguments | None) -> str:
+    """Return the body for curl; a file that the user has to write, if no example matches the annotated type."""
+    try:
+        return shlex.quote(json.dumps(_example(known, arguments)))
+    except NoExampleError:
+        return _FILE
+
+
 def _example(known: ApiSignature, arguments: RequestArguments | None) -> Any:
-    """Return a payload: a row of zeros for a model, otherwise the keys that the method reads or its type declares."""
+    """Return a payload: a row of zeros for a model, otherwise the keys that the method reads or its type declares.
+
+    Raises: NoExampleError.
+    """
     schema = known.methods[0].payload.schema if known.methods and known.methods[0].payload is not None else {}
     keys = (arguments.payload_keys if arguments is not None else None) or ()
     if (example := example_with_keys(schema, schema.get("$defs", {}), keys)) is not None:

@@ -39,6 +39,11 @@ def test_without_a_document_a_request_can_be_written() -> None:
     assert (operation.verb, operation.path, operation.media_type) == ("POST", "/iris", "application/json")
 
 
+def test_an_application_decides_which_paths_it_answers_so_its_root_is_requested() -> None:
+    (operation,) = operations_of({}, "/iris", is_application=True)
+    assert (operation.verb, operation.path, operation.media_type) == ("GET", "/iris/", "")
+
+
 def test_a_body_of_any_value_begins_as_an_object() -> None:
     body = {"content": {"application/json": {"schema": {}}}}
     (operation,) = operations_of({"paths": {"/iris": {"post": {"requestBody": body}}}}, "/iris")

@@ -363,6 +363,14 @@ def test_items_of_a_batch_api_are_described_in_its_submission() -> None:
     assert {*document["paths"]["/iris/{job_id}"]} == {"get", "delete"}
 
 
+def test_the_example_of_a_submission_has_one_source_of_items_and_an_item_of_the_type() -> None:
+    document = api_document(api(method(payload=Iris), kind=ApiKind.BATCH))
+    (example,) = of(document, "/iris")["requestBody"]["content"]["application/json"]["examples"].values()
+    assert example["value"] == {"workers": 1, "item_list": {"items": [{"sepal": 1.0}], "batch_size": 1}}
+    files = document["components"]["schemas"]["FileItems"]["properties"]
+    assert files["s3_paths"]["deprecated"] and files["paths"]["minItems"] == 1
+
+
 def test_a_dry_run_of_a_job_is_an_operation_of_its_own_because_it_is_answered_with_text() -> None:
     document = valid(api_document(api(kind=ApiKind.TASK)))
     submit, dry_run = of(document, "/iris"), of(document, "/iris/")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from ipaddress import IPv4Address, IPv6Address
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
-from cortex.payloads.openapi.schemas import example_of, example_with_keys
+from cortex.payloads.openapi.schemas import NoExampleError, example_of, example_with_keys
 
 
 class Address(BaseModel):
@@ -40,6 +41,10 @@ class Person(BaseModel):
         UUID,
         Annotated[str, Field(max_length=2)],
         Annotated[int, Field(ge=7)],
+        Annotated[int, Field(gt=7, multiple_of=5)],
+        Annotated[str, Field(pattern="^t")],
+        IPv4Address,
+        IPv6Address,
         Annotated[int, Field(le=-3)],
         Annotated[float, Field(gt=0, lt=1)],
         Annotated[float, Field(gt=1)],
@@ -56,6 +61,18 @@ def test_an_example_is_of_the_type(annotation: Any) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     schema = adapter.json_schema()
     adapter.validate_python(example_of(schema, schema.get("$defs", {})))
+
+
+class Plate(BaseModel):
+    number: str = Field(pattern="^[A-Z]{2}-[0-9]+$")
+
+
+@pytest.mark.parametrize("annotation", [Plate, list[Plate], Plate | None])
+def test_a_type_whose_pattern_no_example_matches_has_no_exact_one(annotation: Any) -> None:
+    schema = TypeAdapter(annotation).json_schema()
+    with pytest.raises(NoExampleError):
+        example_with_keys(schema, schema.get("$defs", {}), ())
+    assert "text" in str(example_of(schema, schema.get("$defs", {})))  # where it can be corrected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.errors import json_content, of_operator, response, schema
-from cortex.payloads.openapi.schemas import SchemaComponents
+from cortex.payloads.openapi.schemas import SchemaComponents, example_of
 from cortex.payloads.signature import BodySignature, MethodSignature
 
 Json = dict[str, Any]
@@ -165,7 +165,8 @@ def _task_content(api: DocumentedApi) -> Json:
 
 
 def _batch_content(api: DocumentedApi, method: MethodSignature, schemas: SchemaComponents) -> Json:
-    item = schemas.add((method.payload or BodySignature()).schema)
+    item_schema = (method.payload or BodySignature()).schema
+    item = schemas.add(item_schema)
     item_list = {
         "type": "object",
         "description": "The items themselves",
@@ -184,15 +185,20 @@ def _batch_content(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
         "properties": {"workers": _WORKERS, **sources, **_BATCH_OPTIONS},
     }
     return {
-        _JSON: {"schema": schemas.register(_class_name(api, "Submission"), submission), **_submission_example(api)},
+        _JSON: {
+            "schema": schemas.register(_class_name(api, "Submission"), submission),
+            **_submission_example(api, item_schema),
+        },
         _LINES: {"schema": {**_TEXT, "description": "One item per line, as JSON; other fields are in the query"}},
     }
 
 
-def _submission_example(api: DocumentedApi) -> Json:
-    """Return the sample as an example: a submission, a list of items, or one item."""
+def _submission_example(api: DocumentedApi, item_schema: Json) -> Json:
+    """Return the sample as an example: a submission, a list of items, or one item; an item of the type without one."""
     if api.sample is None:
-        return {}
+        item = example_of(item_schema, item_schema.get("$defs", {}))
+        item_list = {"items": [1 if item is None else item], "batch_size": 1}
+        return {"examples": {"one": {"summary": "One item", "value": {"workers": 1, "item_list": item_list}}}}
     value = api.sample.value
     if not isinstance(value, dict) or "workers" not in value:
         items = value if isinstance(value, list) and value else [value]

@@ -50,15 +50,24 @@ _FORMATS: Json = {
     "uuid": "00000000-0000-4000-8000-000000000000",
     "uri": "https://example.com/",
     "email": "name@example.com",
+    **dict.fromkeys(("ipv4", "ipvanyaddress", "ipvanyinterface"), "192.0.2.1"),
+    **dict.fromkeys(("ipv4network", "ipvanynetwork", "ipv4interface"), "192.0.2.0/24"),
+    "ipv6": "2001:db8::1",
+    "json-string": "{}",
 }
 #: Bounds of what an example repeats and nests.
 _MAX_ITEMS, _MAX_LENGTH, _MAX_DEPTH = 10, 100, 5
 
 
-def example_of(schema: Any, definitions: Json, depth: int = 0) -> Any:
+class NoExampleError(Exception):
+    """A schema has a pattern that the example does not match."""
+
+
+def example_of(schema: Any, definitions: Json, depth: int = 0, *, is_exact: bool = False) -> Any:
     """Return a small value that a JSON Schema accepts, as far as the common keywords decide; None if it names no type.
 
-    `definitions` has what the last part of a `$ref` names.
+    `definitions` has what the last part of a `$ref` names. Texts do not match patterns; with `is_exact`, that raises
+    NoExampleError.
     """
     if isinstance(schema, dict) and "$ref" in schema:
         schema = definitions.get(unquote(str(schema["$ref"])).rpartition("/")[2], {})
@@ -68,41 +77,54 @@ def example_of(schema: Any, definitions: Json, depth: int = 0) -> Any:
     given += [schema[key][0] for key in ("examples", "enum") if schema.get(key)]
     if given:
         return given[0]
-    if depth < _MAX_DEPTH and (found := _example_of_parts(schema, definitions, depth + 1)) is not None:
+    if depth < _MAX_DEPTH and (found := _example_of_parts(schema, definitions, depth + 1, is_exact)) is not None:
         return found
     match _type_of(schema):
         case "integer" | "number" as type_:
             return _number_of(schema, type_)
         case "string":
             text = str(_FORMATS.get(schema.get("format", ""), _EXAMPLES["string"]))
-            return text.ljust(min(schema.get("minLength", 0), _MAX_LENGTH), "x")[: schema.get("maxLength")]
+            text = text.ljust(min(schema.get("minLength", 0), _MAX_LENGTH), "x")[: schema.get("maxLength")]
+            if is_exact and not _matches(text, schema.get("pattern", "")):
+                raise NoExampleError
+            return text
         case type_:
             return _EXAMPLES.get(type_)
 
 
 def example_with_keys(schema: Any, definitions: Json, keys: Iterable[str]) -> Any:
-    """Return an example as `example_of`; if the schema is of a map with any keys, the example has `keys`."""
-    example = example_of(schema, definitions)
+    """Return an example as `example_of`; if the schema is of a map with any keys, the example has `keys`.
+
+    Raises: NoExampleError.
+    """
+    example = example_of(schema, definitions, is_exact=True)
     if example != {}:
         return example
     value = example_of(schema.get("additionalProperties"), definitions)
     return dict.fromkeys(keys, 1 if value is None else value)
 
 
-def _example_of_parts(schema: Json, definitions: Json, depth: int) -> Any:
+def _example_of_parts(schema: Json, definitions: Json, depth: int, is_exact: bool) -> Any:
     """Return an example made of those of the properties, alternatives or items; None if there are none."""
     if "properties" in schema:
         properties: Json = schema["properties"]
         required: list[str] = schema.get("required") or list(properties)
-        return {name: example_of(properties.get(name, {}), definitions, depth) for name in required}
+        return {name: example_of(properties.get(name, {}), definitions, depth, is_exact=is_exact) for name in required}
     for keyword in ("anyOf", "oneOf", "allOf"):
         if choices := [each for each in schema.get(keyword, ()) if not _is_null(each)]:
-            return example_of(choices[0], definitions, depth)
+            return example_of(choices[0], definitions, depth, is_exact=is_exact)
     if _type_of(schema) == "array" and schema.get("maxItems") != 0 and schema.get("minItems", 0) <= _MAX_ITEMS:
         items = schema.get("prefixItems") or [schema.get("items", {})] * max(1, schema.get("minItems", 1))
-        examples = [example_of(each, definitions, depth) for each in items]
+        examples = [example_of(each, definitions, depth, is_exact=is_exact) for each in items]
         return [] if None in examples else examples
     return None
+
+
+def _matches(text: str, pattern: Any) -> bool:
+    try:
+        return re.search(pattern, text) is not None
+    except (re.error, TypeError):  # other dialects have other patterns
+        return False
 
 
 def _is_null(schema: Any) -> bool:
@@ -120,7 +142,8 @@ def _number_of(schema: Json, type_: str) -> float:
     least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
     if type_ == "integer":
-        return int(min(max(one, least, above + 1), most, below - 1))
+        step = schema.get("multipleOf", 1)
+        return int(min(math.ceil(max(one, least, above + 1) / step) * step, most, below - 1))
     low, high = float(max(least, above)), float(min(most, below))
     if low < one < high or one in (least, most):
         return one

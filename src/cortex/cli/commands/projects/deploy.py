@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
-from cortex.cli.model_request import describe_models, model_request
+from cortex.cli.model_request import describe_models, model_requests
 from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_docs, show_result, wait
 from cortex.cli.session import Session
@@ -150,8 +150,9 @@ def _report_live(api: Json, folder: Path, seconds: float, client: Client, sessio
         console.line(f"  cortex submit {name}{given} --watch")
         return
     models, options = describe_models(api, client), ca_option(client, session)
-    lines = [model_request(model, endpoint, options) for model in models]
-    lines = lines or sample_request(api, folder, _ca_file(client, session), lambda: _document(name, client))
+    lines = model_requests(models, endpoint, options) or sample_request(
+        api, folder, _ca_file(client, session), lambda: _document(name, client)
+    )
     for line in lines:
         console.line(f"  {line}")
     if api["spec"].get("networking", {}).get("auth") == "api_key":

@@ -149,6 +149,7 @@ def _report(api: Json, seconds: float, detection: Detection | None, client: Clie
     console.line(f"  endpoint: {api['endpoint']}")
     show_docs(api, session)
     for model in models:
-        for line in (*model_lines(model), model_request(model, api["endpoint"], ca_option(client, session))):
+        request = model_request(model, api["endpoint"], ca_option(client, session), has_others=len(models) > 1)
+        for line in (*model_lines(model), request):
             console.line(f"  {line}")
     console.line(f"  `cortex delete {name}` stops it")

@@ -80,7 +80,9 @@ def console_pages(services: Services, pages: Pages) -> APIRouter:
 
     async def show(request: Request, api: str, chosen: str, form: Mapping[str, str], answer: object = None) -> Response:
         row = await api_row(services, api)
-        operations = operations_of(_document(services, api), services.api(api).spec.networking.endpoint)
+        spec = services.api(api).spec
+        is_application = spec.is_application or spec.runs_command
+        operations = operations_of(_document(services, api), spec.networking.endpoint, is_application)
         operation = next((each for each in operations if each.key == chosen), operations[0])
         return pages.page(
             request,
@@ -128,8 +130,12 @@ def _document(services: Services, api: str) -> Json:
 # The form. Pure.
 
 
-def operations_of(document: Json, endpoint: str) -> list[ConsoleOperation]:
-    """Return the operations of an OpenAPI document, those with a body first; a plain POST if it has none."""
+def operations_of(document: Json, endpoint: str, is_application: bool = False) -> list[ConsoleOperation]:
+    """Return the operations of an OpenAPI document, those with a body first.
+
+    If it has none: a GET of the root of an application, which decides for itself which paths it answers, or a plain
+    POST.
+    """
     found = [
         _operation(document, verb, path, methods[verb])
         for path, methods in document.get("paths", {}).items()
@@ -137,6 +143,8 @@ def operations_of(document: Json, endpoint: str) -> list[ConsoleOperation]:
         if verb in methods
     ]
     found.sort(key=lambda operation: (operation.path != endpoint, not operation.media_type))
+    if not found and is_application:
+        return [ConsoleOperation("GET", f"{endpoint.rstrip('/')}/", "", "", "", None)]
     return found or [ConsoleOperation("POST", endpoint, "", "application/json", "{}", None)]
 
 
