@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
@@ -14,7 +14,7 @@ import orjson
 
 from cortex.jobs.queries import read_dead_letters, read_results
 from cortex.jobs.records import put_mark, read_marks
-from cortex.jobs.spec import BatchResult, DeadLetter, JobRecord, batch_id
+from cortex.jobs.spec import BatchResult, DeadLetter, JobRecord, batch_id, root_of
 from cortex.jobs.store import JobStore
 
 #: Minimum size of a part, which is in memory while it is written.
@@ -32,8 +32,10 @@ class OutputProgress:
     after: int = -1  #: the last batch whose result is in a part
 
 
-async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, str]) -> int:
-    """Write the results of a resolved job below its `output`; return their number.
+async def write_results(
+    store: JobStore, job: JobRecord, environ: Mapping[str, str], folders: Sequence[str] = ()
+) -> int:
+    """Write the results of a resolved job below its `output`; return their number. For `folders` see `root_of`.
 
     After a crash it continues with the part that was being written. Names and content of the files depend only on the
     results, so a part that is written twice is the same. Raises: StorageError.
@@ -44,10 +46,11 @@ async def write_results(store: JobStore, job: JobRecord, environ: Mapping[str, s
     from cortex.storage.streams import upload  # noqa: PLC0415 - as above
 
     folder = f"{job.options.output.rstrip('/')}/{job.id}"
-    done = await _write_parts(store, job, folder, environ)
+    root = root_of(folder, folders)
+    done = await _write_parts(store, job, folder, environ, root)
     if job.counts.failed:
-        await upload(f"{folder}/dead-letters.ndjson", _chunks(dead_letter_lines(store, job.id)), environ)
-    await write(f"{folder}/_SUCCESS", _summary(job, done), environ)
+        await upload(f"{folder}/dead-letters.ndjson", _chunks(dead_letter_lines(store, job.id)), environ, root)
+    await write(f"{folder}/_SUCCESS", _summary(job, done), environ, root)
     return done.results
 
 
@@ -103,7 +106,9 @@ def _line(values: Mapping[str, object]) -> bytes:
     return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
 
 
-async def _write_parts(store: JobStore, job: JobRecord, folder: str, environ: Mapping[str, str]) -> OutputProgress:
+async def _write_parts(
+    store: JobStore, job: JobRecord, folder: str, environ: Mapping[str, str], root: str | None
+) -> OutputProgress:
     done = _progress(await store.read(read_marks, job.id))
     lines: list[bytes] = []
     size_bytes, after = 0, done.after
@@ -112,19 +117,25 @@ async def _write_parts(store: JobStore, job: JobRecord, folder: str, environ: Ma
             lines.append(result_line(job.id, result))
             size_bytes, after = size_bytes + len(lines[-1]), result.seq
             if size_bytes >= PART_BYTES:
-                done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ)
+                done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ, root)
                 lines, size_bytes = [], 0
     if lines:
-        done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ)
+        done = await _write_part(store, job.id, folder, lines, replace(done, after=after), environ, root)
     return done
 
 
 async def _write_part(
-    store: JobStore, job_id: str, folder: str, lines: list[bytes], done: OutputProgress, environ: Mapping[str, str]
+    store: JobStore,
+    job_id: str,
+    folder: str,
+    lines: list[bytes],
+    done: OutputProgress,
+    environ: Mapping[str, str],
+    root: str | None,
 ) -> OutputProgress:
     from cortex.storage.client import write  # noqa: PLC0415 - as above
 
-    await write(f"{folder}/part-{done.parts:05}.ndjson", b"".join(lines), environ)
+    await write(f"{folder}/part-{done.parts:05}.ndjson", b"".join(lines), environ, root)
     done = replace(done, parts=done.parts + 1, results=done.results + len(lines))
     await store.write(put_mark, job_id, MARK, orjson.dumps(asdict(done)).decode())
     return done

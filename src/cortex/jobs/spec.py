@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,14 @@ def source_from_json(data: Mapping[str, Any]) -> Source:
         globs = tuple(data["includes"]), tuple(data["excludes"])
         return _FILE_SOURCES[kind](tuple(data["paths"]), data["batch_size"], *globs)
     return ItemList([], data["batch_size"]) if kind == "item_list" else Upload(data["batch_size"])
+
+
+def root_of(path: str, folders: Sequence[str]) -> str | None:
+    """Return the folder of uploads that a local path is in: links in it must not lead out of it.
+
+    `folders` are those of `networking.local_paths`, into which others may write. Elsewhere, links may lead anywhere.
+    """
+    return next((folder for folder in folders if path.startswith(f"{folder.rstrip('/')}/")), None)
 
 
 # Jobs.

@@ -20,7 +20,7 @@ from obstore.store import LocalStore, ObjectStore
 from cortex.errors import StorageError
 from cortex.processes.filelock import locked
 from cortex.storage.listing import walk
-from cortex.storage.local_files import copy
+from cortex.storage.local_files import copy, writing
 from cortex.storage.locations import SCHEMES, Location
 from cortex.storage.objects import StoredObject, printable
 
@@ -52,10 +52,18 @@ async def read(url: str, environ: Mapping[str, str]) -> bytes:
     return await location.run(environ, get)
 
 
-async def write(url: str, data: bytes, environ: Mapping[str, str]) -> None:
-    """Create or replace the object at `url` atomically. Raises: StorageError."""
+async def write(url: str, data: bytes, environ: Mapping[str, str], root: str | None = None) -> None:
+    """Create or replace the object at `url` atomically; links must not lead out of `root`. Raises: StorageError."""
     location = Location.of(url)
+    if location.scheme == "file":
+        await asyncio.to_thread(_write_file, location, data, root)
+        return
     await location.run(environ, lambda store: obstore.put_async(store, location.key, data), "write")
+
+
+def _write_file(location: Location, data: bytes, root: str | None) -> None:
+    with location.explaining("write"), writing(location.path, Path(root) if root else None) as file:
+        file.write(data)
 
 
 async def delete(url: str, environ: Mapping[str, str]) -> None:

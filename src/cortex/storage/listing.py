@@ -36,15 +36,18 @@ _SIGNED_FOR = timedelta(minutes=5)
 _PARALLEL_CHECKS = 32
 
 
-async def walk(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[StoredObject], None]:
+async def walk(
+    url: str, environ: Mapping[str, str], root: str | None = None
+) -> AsyncGenerator[list[StoredObject], None]:
     """Yield the object at `url`, or all objects below it, in batches, so that memory stays bounded.
 
-    Markers of non-empty folders are left out. Objects that cannot be downloaded have a `flaw`. Objects of a bucket are
-    sorted. Close the generator if you leave early. Raises: StorageError.
+    Markers of non-empty folders are left out. Objects that cannot be downloaded have a `flaw`, such as links out of
+    the local folder `root` (default: `url`). Objects of a bucket are sorted. Close the generator if you leave early.
+    Raises: StorageError.
     """
     location = Location.of(url)
     if location.scheme == "file":
-        batches = _in_threads(location, file_batches(Path("/") / location.key))
+        batches = _in_threads(location, file_batches(location.path, Path(root) if root else None))
     else:
         batches = _without_parent_markers(
             _remote_batches(location, environ, lambda settings: _batches_or_object(location, settings))
@@ -54,14 +57,18 @@ async def walk(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[Stor
             yield batch
 
 
-async def walk_prefix(url: str, environ: Mapping[str, str]) -> AsyncGenerator[list[StoredObject], None]:
+async def walk_prefix(
+    url: str, environ: Mapping[str, str], root: str | None = None
+) -> AsyncGenerator[list[StoredObject], None]:
     """Yield all objects whose URL begins with `url`, which may end in the middle of a name, in batches like `walk`.
 
-    Folder markers are left out. Close the generator if you leave early. Raises: StorageError.
+    Folder markers are left out. Close the generator if you leave early. Links that lead out of the local folder `root`
+    are flaws; without one, they may lead anywhere. Raises: StorageError.
     """
     location = Location.of(url)
     if location.scheme == "file":
-        batches = _in_threads(location, prefix_batches(url if url.startswith("/") else f"/{location.key}"))
+        prefix = url if url.startswith("/") else f"/{location.key}"
+        batches = _in_threads(location, prefix_batches(prefix, Path(root) if root else None))
     else:
         prefix = url.partition(f"//{location.bucket}")[2].removeprefix("/")
         batches = _remote_batches(location, environ, lambda settings: _below_prefix(location, settings, prefix))
@@ -80,11 +87,9 @@ class _Range:
 
 
 async def _in_threads(location: Location, batches: Iterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:
-    try:
+    with location.explaining():
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             yield batch
-    except OSError as error:
-        raise StorageError(location.explain(error, StoreSettings())) from error
 
 
 async def _remote_batches(

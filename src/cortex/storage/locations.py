@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -59,6 +60,11 @@ class Location:
         return cls(url, "file", "", str(path).strip("/"))
 
     @property
+    def path(self) -> Path:
+        """Return the local path."""
+        return Path("/") / self.key
+
+    @property
     def base(self) -> str:
         """The prefix of keys below this location."""
         return f"{self.key}/" if self.key else ""
@@ -78,6 +84,14 @@ class Location:
                 return await action(self.open(settings.unsigned()))
         except (BaseError, OSError, ValueError) as error:
             raise StorageError(self.explain(error, settings, verb)) from error
+
+    @contextlib.contextmanager
+    def explaining(self, verb: str = "read") -> Iterator[None]:
+        """Replace errors of the file system by a StorageError with their explanation."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(self.explain(error, StoreSettings(), verb)) from error
 
     def settings(self, environ: Mapping[str, str]) -> StoreSettings:
         """Return the client settings; blocks, as it may query S3 for a region."""

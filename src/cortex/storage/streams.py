@@ -18,6 +18,7 @@ from obstore.store import ObjectStore
 
 from cortex.errors import StorageError
 from cortex.storage.credentials import StoreSettings
+from cortex.storage.local_files import reading, remove, writing
 from cortex.storage.locations import Location, is_without_credentials
 
 #: Small, so that anything derived from one chunk is small too.
@@ -35,13 +36,13 @@ class ObjectReader:
         self._environ = environ
         self._stores: dict[tuple[str, str], tuple[ObjectStore, StoreSettings]] = {}
 
-    async def chunks(self, url: str) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, url: str, root: str | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the content of the object at `url` in chunks of about 1 MiB. Close the generator if you leave early.
 
-        Raises: StorageError, also if the object changes during the download.
+        Raises: StorageError, also if the object changes during the download, or a link leads out of `root`.
         """
         location = Location.of(url)
-        pieces = _file_chunks(location) if location.scheme == "file" else self._object_chunks(location)
+        pieces = _file_chunks(location, root) if location.scheme == "file" else self._object_chunks(location)
         async for piece in pieces:
             yield piece
 
@@ -87,9 +88,17 @@ class ObjectReader:
         return location.explain(error, settings)
 
 
-async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, str]) -> None:
-    """Create or replace the object at `url` atomically with the concatenated pieces. Raises: StorageError."""
+async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, str], root: str | None = None) -> None:
+    """Create or replace the object at `url` atomically with the concatenated pieces.
+
+    Raises: StorageError, also if a link leads out of `root`.
+    """
     location = Location.of(url)
+    if location.scheme == "file":
+        with location.explaining("write"), writing(location.path, Path(root) if root else None) as file:
+            async for piece in pieces:
+                await asyncio.to_thread(file.write, piece)
+        return
     # No retry without a signature: the pieces are consumed, and public buckets are not writable anyway.
     settings = StoreSettings()
     try:
@@ -108,8 +117,11 @@ async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, s
         raise StorageError(location.explain(error, settings, "write")) from error
 
 
-async def check_writable(url: str, environ: Mapping[str, str]) -> None:
-    """Check that objects can be created below `url`, by creating and deleting one. Raises: StorageError."""
+async def check_writable(url: str, environ: Mapping[str, str], root: str | None = None) -> None:
+    """Check that objects can be created below `url`, by creating and deleting one.
+
+    Raises: StorageError, also if a link leads out of `root`.
+    """
     location = Location.of(f"{url.rstrip('/')}/.cortex-{uuid.uuid4().hex}")
 
     async def write_and_delete(store: ObjectStore) -> None:
@@ -121,7 +133,10 @@ async def check_writable(url: str, environ: Mapping[str, str]) -> None:
             return
 
     try:
-        await location.run(environ, write_and_delete, "write")
+        if location.scheme == "file":
+            await asyncio.to_thread(_write_and_remove, location, Path(root) if root else None)
+        else:
+            await location.run(environ, write_and_delete, "write")
     except StorageError as error:
         raise StorageError(str(error).replace(location.url, url, 1)) from error
 
@@ -132,16 +147,19 @@ async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
         yield piece
 
 
-async def _file_chunks(location: Location) -> AsyncIterator[bytes]:
-    path = Path("/") / location.key
-    try:
-        with await asyncio.to_thread(path.open, "rb", buffering=0) as file:
-            before = os.fstat(file.fileno())
-            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-                yield piece
-            after = os.fstat(file.fileno())
-    except OSError as error:
-        raise StorageError(location.explain(error, StoreSettings())) from error
+def _write_and_remove(location: Location, root: Path | None) -> None:
+    with location.explaining("write"):
+        with writing(location.path, root):
+            pass
+        remove(location.path, root)
+
+
+async def _file_chunks(location: Location, root: str | None) -> AsyncIterator[bytes]:
+    with location.explaining(), reading(location.path, Path(root) if root else None) as file:
+        before = os.fstat(file.fileno())
+        while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield piece
+        after = os.fstat(file.fileno())
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
         raise StorageError(f"{location.url} changed while it was read; try again")
 

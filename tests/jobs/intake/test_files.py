@@ -269,6 +269,35 @@ def test_follows_links_and_reports_unreadable_folders(tmp_path: Path) -> None:
     assert paths(FilePathLister((f"{tmp_path}/link/",), 1), {}) == [f"{tmp_path}/link/1"]
 
 
+def test_links_out_of_an_upload_folder_are_neither_listed_nor_read_nor_written(tmp_path: Path) -> None:
+    LocalBucket(tmp_path / "secret").put("1", b"1")
+    LocalBucket(tmp_path / "in").put("2", b"2")
+    (tmp_path / "in/inner").symlink_to("2")
+    folders = [str(tmp_path / "other"), f"{tmp_path}/in"]
+
+    async def listed(*excludes: str) -> list[str]:
+        source = FilePathLister((f"{tmp_path}/in/",), 1, excludes=excludes)
+        return [path async for found in list_paths(source, {}, folders) for path in found]
+
+    async def read(path: str) -> list[int]:
+        found = located_batches(DelimitedFiles((path,), 9), {}, 1000, folders)
+        return [item async for _, some in found for batch in some for item in json.loads(batch.payload)]
+
+    assert asyncio.run(read(f"{tmp_path}/in/")) == [2, 2]
+    (tmp_path / "in/link").symlink_to("../secret")
+    for path in (f"{tmp_path}/in/", f"{tmp_path}/in/link/", f"{tmp_path}/in/link/1"):
+        with pytest.raises(StorageError, match="/in/link.*: a link leads out of the folder"):
+            asyncio.run(read(path))
+    with pytest.raises(StorageError, match="/in/link can't be read: a link leads out of the folder; exclude it"):
+        asyncio.run(listed())
+    assert asyncio.run(listed("**/link")) == [f"{tmp_path}/in/2", f"{tmp_path}/in/inner"]
+    for output in ("in/link", "in/link/out"):
+        with pytest.raises(SubmissionError, match="^output: .*: a link leads out of the folder"):
+            asyncio.run(check_output(f"{tmp_path}/{output}", {}, folders))
+    assert [path.name for path in (tmp_path / "secret").rglob("*")] == ["1"]
+    asyncio.run(check_output(f"{tmp_path}/in/out", {}, folders))
+
+
 def decompress(*pieces: bytes) -> bytes:
     stream = GzipStream("s3://b/x.json.gz")
     return b"".join(plain for piece in pieces for plain in stream.feed(piece)) + b"".join(stream.end())

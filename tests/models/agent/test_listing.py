@@ -222,20 +222,27 @@ def test_sample_names_returns_the_first_names(place: Place) -> None:
     assert asyncio.run(sample_names(f"{place.url}/m/07", place.environ)) == ["07"]
 
 
-def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_but_not_in_circles_and_not_out_of_the_prefix(tmp_path: Path) -> None:
     for name in ("elsewhere/f", "store/m/1/f", "store/n/1/f"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    (tmp_path / "store/m/1/link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "store/m/1/link").symlink_to(tmp_path / "store/n/1/f")
+    (tmp_path / "store/o").symlink_to("m")
+    (tmp_path / "store/p").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "store/m/2").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "store/m/1/nothing").symlink_to(tmp_path / "none")
     (tmp_path / "store/n/1/circle").symlink_to(tmp_path / "store")
     os.mkfifo(tmp_path / "store/m/1/pipe")
     listing = asyncio.run(list_models(Prefix(str(tmp_path / "store"), is_dir=True), {}))
     m, n = listing.models["m"].versions["1"], listing.models["n"].versions["1"]
-    assert (m.files, m.flaw, n.flaw) == (2, None, "n/1/circle: it is a link to one of its parent folders")
-    asyncio.run(download_version(str(tmp_path / "store/m/1"), m.digest, tmp_path / "out", {}))
+    assert (m.files, m.flaw, n.flaw) == (2, None, "n/1/circle/: it is a link to one of its parent folders")
+    assert listing.models["o"].versions["1"].digest == m.digest
+    flaws = [content.flaw for content in (listing.models["m"].versions["2"], listing.models["p"].rest) if content]
+    assert flaws == ["m/2/: a link leads out of the folder", "p/: a link leads out of the folder"]
+    root = str(tmp_path / "store")
+    asyncio.run(download_version(f"{root}/m/1", m.digest, tmp_path / "out", {}, root))
     files = {path: path.is_symlink() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert files == {tmp_path / "out/f": False, tmp_path / "out/link/f": False}
+    assert files == {tmp_path / "out/f": False, tmp_path / "out/link": False}
 
 
 def test_a_file_nested_too_deep_is_a_flaw(place: Place) -> None:
@@ -286,14 +293,14 @@ def test_a_file_that_changes_during_the_copy_is_rejected(tmp_path: Path, monkeyp
 
 def test_a_folder_removed_during_the_listing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
-    real = os.scandir
+    real = os.open
 
-    def scandir(folder: str) -> object:
-        if str(folder).endswith("/1"):
-            Path(folder).rmdir()
-        return real(folder)
+    def open_file(path: str, flags: int, **options: int | None) -> int:
+        if str(path).endswith("m/1"):
+            Path(path).rmdir()
+        return real(path, flags, **options)
 
-    monkeypatch.setattr("cortex.storage.local_files.os.scandir", scandir)
+    monkeypatch.setattr("cortex.storage.local_files.os.open", open_file)
     with pytest.raises(StorageError, match="m/1 was removed while it was listed"):
         asyncio.run(list_models(Prefix(str(tmp_path), is_dir=True), {}))
 

@@ -20,7 +20,7 @@ from cortex.errors import ConflictError, InputError, NotFoundError, StorageError
 from cortex.jobs.intake.globs import Globs
 from cortex.jobs.intake.items import BatchBuilder
 from cortex.jobs.intake.json_stream import JsonStream
-from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch
+from cortex.jobs.spec import DelimitedFiles, FilePathLister, JobRecord, NewBatch, root_of
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.storage.local_files import CIRCLE
@@ -41,42 +41,47 @@ _AHEAD = 16
 _File = tuple[str, StoredObject]
 
 
-async def check_output(prefix: str, environ: Mapping[str, str]) -> None:
-    """Check that results can be written below `prefix`. Raises: SubmissionError."""
+async def check_output(prefix: str, environ: Mapping[str, str], folders: Sequence[str] = ()) -> None:
+    """Check that results can be written below `prefix`, for `folders` see `root_of`. Raises: SubmissionError."""
     from cortex.storage.streams import check_writable  # noqa: PLC0415 - obstore takes 6 MB, which few operators need
 
     try:
-        await check_writable(prefix, environ)
+        await check_writable(prefix, environ, root_of(prefix, folders))
     except StorageError as error:
         raise SubmissionError(f"output: {error}; fix that, or choose another location") from error
 
 
-async def list_paths(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[str], None]:
+async def list_paths(
+    source: FilePathLister, environ: Mapping[str, str], folders: Sequence[str] = ()
+) -> AsyncGenerator[list[str], None]:
     """Yield the paths of a source's files in the order of the listing. Close the generator if you stop early.
 
-    Raises: StorageError; SubmissionError if there are no files.
+    For `folders` see `root_of`. Raises: StorageError; SubmissionError if there are no files.
     """
-    async with aclosing(_files(source, environ)) as found:
+    async with aclosing(_files(source, environ, folders)) as found:
         async for files in found:
             yield [path for path, _ in files]
 
 
 async def located_batches(
-    source: FilePathLister, environ: Mapping[str, str], max_bytes: int
+    source: FilePathLister, environ: Mapping[str, str], max_bytes: int, folders: Sequence[str] = ()
 ) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
-    """Yield the batches of a source, each list with the path of the file that has its last item."""
+    """Yield the batches of a source, each list with the path of the file that has its last item.
+
+    For `folders` see `root_of`.
+    """
     batcher = BatchBuilder(source.batch_size, max_bytes)
     path = ""
     if isinstance(source, DelimitedFiles):
         from cortex.storage.streams import ObjectReader  # noqa: PLC0415 - as above
 
-        reading = _Reading(ObjectReader(environ), batcher, max_bytes)
-        async with aclosing(_files(source, environ)) as found, aclosing(reading.batches(found)) as filled:
+        reading = _Reading(ObjectReader(environ), batcher, max_bytes, folders)
+        async with aclosing(_files(source, environ, folders)) as found, aclosing(reading.batches(found)) as filled:
             async for path, batches in filled:
                 if batches:
                     yield path, batches
     else:
-        async with aclosing(list_paths(source, environ)) as listed:
+        async with aclosing(list_paths(source, environ, folders)) as listed:
             async for paths in listed:
                 path = paths[-1]
                 if batches := batcher.add(list(map(orjson.dumps, paths))):
@@ -85,7 +90,9 @@ async def located_batches(
         yield path, rest
 
 
-async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGenerator[list[_File], None]:
+async def _files(
+    source: FilePathLister, environ: Mapping[str, str], folders: Sequence[str]
+) -> AsyncGenerator[list[_File], None]:
     from cortex.storage.listing import walk_prefix  # noqa: PLC0415 - as above
 
     globs = Globs(source.includes, source.excludes)
@@ -94,7 +101,7 @@ async def _files(source: FilePathLister, environ: Mapping[str, str]) -> AsyncGen
     for prefix in _distinct(source.paths):
         scheme, separator, rest = prefix.partition("://")
         root = f"{scheme}://{rest.partition('/')[0]}/" if separator else "/"
-        async with aclosing(walk_prefix(prefix, environ)) as listing:
+        async with aclosing(walk_prefix(prefix, environ, root_of(prefix, folders))) as listing:
             async for objects in listing:
                 files = [(root + item.key, item) for item in objects]
                 chosen = [(path, item) for path, item in files if _is_meant(path, item, globs, is_read)]
@@ -161,6 +168,7 @@ class _Reading:
     reader: ObjectReader
     batcher: BatchBuilder
     max_bytes: int
+    folders: Sequence[str]
     _ahead: deque[tuple[_File, asyncio.Task[bytes] | None]] = field(default_factory=deque)
 
     async def batches(self, listing: AsyncIterator[list[_File]]) -> AsyncGenerator[tuple[str, list[NewBatch]], None]:
@@ -186,7 +194,7 @@ class _Reading:
         return asyncio.create_task(self._whole(path)) if item.size_bytes <= _SMALL_BYTES else None
 
     async def _whole(self, path: str) -> bytes:
-        async with aclosing(self.reader.chunks(path)) as pieces:
+        async with aclosing(self.reader.chunks(path, root_of(path, self.folders))) as pieces:
             return b"".join([piece async for piece in pieces])
 
     async def _next(self) -> AsyncIterator[tuple[str, list[NewBatch]]]:
@@ -198,7 +206,7 @@ class _Reading:
             return
         unpacker = GzipStream(printable(path))
         self._ahead.popleft()
-        async with aclosing(self.reader.chunks(path)) as pieces:
+        async with aclosing(self.reader.chunks(path, root_of(path, self.folders))) as pieces:
             async for piece in pieces:
                 unpacked = unpacker.feed(piece)
                 while plain := await asyncio.to_thread(next, unpacked, b""):
@@ -223,14 +231,17 @@ async def enqueue_files(
     environ: Mapping[str, str],
     max_batch_bytes: int,
     log: Callable[[str], None],
+    folders: Sequence[str] = (),
 ) -> None:
     """Store the batches of a job's files from the beginning, and make them available to workers.
 
-    Invalid files end the job as `enqueue_failed`. If the job was ended meanwhile, this stops.
+    For `folders` see `root_of`. Invalid files end the job as `enqueue_failed`. If the job was ended meanwhile, this
+    stops.
     """
     try:
         await store.reset_batches(job.id)
-        count = await _add(store, job.id, source, environ, max_batch_bytes, log)
+        found = located_batches(source, environ, max_batch_bytes, folders)
+        count = await _add(store, job.id, found, log)
         finished = await store.finish_enqueuing(job.id)
         log(f"enqueued {count:,} batches" if count else f"enqueuing failed: {finished.message}")
     except (ConflictError, NotFoundError) as error:
@@ -243,9 +254,7 @@ async def enqueue_files(
 async def _add(
     store: JobStore,
     job_id: str,
-    source: FilePathLister,
-    environ: Mapping[str, str],
-    max_bytes: int,
+    located: AsyncGenerator[tuple[str, list[NewBatch]], None],
     log: Callable[[str], None],
 ) -> int:
     waiting: list[NewBatch] = []
@@ -253,7 +262,7 @@ async def _add(
     logged_at = time.monotonic()
     storing: asyncio.Task[None] | None = None
     try:
-        async with aclosing(located_batches(source, environ, max_bytes)) as found:
+        async with aclosing(located) as found:
             async for path, batches in found:
                 for batch in batches:
                     waiting.append(batch)

@@ -80,7 +80,7 @@ class VersionContent:
     modified_at: float  #: of the newest file; UNIX time, seconds
     marks: FileMarks
     onnx_files: int  #: directly in the folder
-    example: str  #: the alphabetically first name
+    example: str  #: the alphabetically first name; of a hidden or incomplete file only if there is no other
     flaw: str | None  #: a file that can't be downloaded, and the reason
 
 
@@ -133,10 +133,10 @@ async def list_models(prefix: Prefix, environ: Mapping[str, str]) -> Listing:
     return aggregate.listing(is_truncated=False)
 
 
-async def sample_names(url: str, environ: Mapping[str, str], limit: int = 50) -> list[str]:
-    """Return the first names below a model's prefix for display. Raises: StorageError."""
+async def sample_names(url: str, environ: Mapping[str, str], limit: int = 50, root: str | None = None) -> list[str]:
+    """Return the first names below a model's prefix for display; for `root` see `walk`. Raises: StorageError."""
     names: list[str] = []
-    async with aclosing(walk(url, environ)) as batches:
+    async with aclosing(walk(url, environ, root)) as batches:
         async for batch in batches:
             names += [printable(item.name or PurePosixPath(item.key).name) for item in batch]
             if len(names) >= limit:
@@ -144,14 +144,17 @@ async def sample_names(url: str, environ: Mapping[str, str], limit: int = 50) ->
     return sorted(names[:limit])
 
 
-async def download_version(url: str, expected_digest: str, destination: Path, environ: Mapping[str, str]) -> None:
+async def download_version(
+    url: str, expected_digest: str, destination: Path, environ: Mapping[str, str], root: str | None = None
+) -> None:
     """Download the version at `url` to the new folder `destination`: all its files as listed, or nothing.
 
-    If `url` is a file, the folder contains that file. Raises: StorageError, also if the digest differs.
+    If `url` is a file, the folder contains that file. `root` is the local folder that was listed, see `walk`.
+    Raises: StorageError, also if the digest differs.
     """
     objects: list[StoredObject] = []
     aggregate = ContentAggregate()
-    async with aclosing(walk(url, environ)) as batches:
+    async with aclosing(walk(url, environ, root)) as batches:
         async for batch in batches:
             for item in batch:
                 name = item.name or PurePosixPath(item.key).name
@@ -188,14 +191,14 @@ async def download_small_files(url: str, destination: Path, environ: Mapping[str
 class ContentAggregate:
     """Aggregates the files of one version."""
 
-    __slots__ = ("example", "files", "flaw", "marks", "modified_at", "onnx_files", "size_bytes", "sum")
+    __slots__ = ("files", "first", "flaw", "marks", "modified_at", "onnx_files", "size_bytes", "sum")
 
     def __init__(self) -> None:
         self.sum = 0
         self.files = self.size_bytes = self.onnx_files = 0
         self.modified_at = 0.0
         self.marks = FileMarks(0)
-        self.example = ""
+        self.first = (True, "")  #: whether it is a stray file, and its name
         self.flaw: str | None = None
 
     def add(self, name: str, item: StoredObject) -> None:
@@ -206,8 +209,9 @@ class ContentAggregate:
         self.files += 1
         self.size_bytes += item.size_bytes
         self.modified_at = max(self.modified_at, item.modified_at.timestamp())
-        if not self.example or name < self.example:
-            self.example = name
+        first = (is_stray(name), name)
+        if self.files == 1 or first < self.first:
+            self.first = first
         if item.flaw and self.flaw is None:
             self.flaw = f"{printable(item.name)}: {item.flaw}"
         if name.endswith(".onnx"):
@@ -223,7 +227,7 @@ class ContentAggregate:
         """Return the result."""
         digest = hashlib.sha256(f"{self.files} {self.sum % _MODULUS}".encode()).hexdigest()[:32]
         sums = self.files, self.size_bytes, self.modified_at, self.marks, self.onnx_files
-        return VersionContent(digest, *sums, printable(self.example), self.flaw)
+        return VersionContent(digest, *sums, printable(self.first[1]), self.flaw)
 
 
 @dataclass
@@ -254,6 +258,15 @@ class ModelAggregate:
         """Return the result."""
         versions = {name: version.content() for name, version in self.versions.items()}
         return ModelFolder(versions, self.rest.content() if self.rest else None, self.is_file)
+
+
+#: Names of hidden files, of what tools leave behind, and of uploads in progress.
+_STRAY = re.compile(r"\..*|_SUCCESS|_temporary|lost\+found|__MACOSX|.*(~|\.tmp|\.temp|\.part|\.partial)", re.IGNORECASE)
+
+
+def is_stray(name: str) -> bool:
+    """Return whether the first part of a name is one that no model has."""
+    return _STRAY.fullmatch(name.partition("/")[0]) is not None
 
 
 def is_number(name: str) -> bool:

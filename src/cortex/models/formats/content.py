@@ -6,6 +6,7 @@ too, so that the error says what to do instead.
 
 from __future__ import annotations
 
+import codecs
 import re
 import zipfile
 import zlib
@@ -28,8 +29,6 @@ ACCEPTED = (
 
 _HEAD_BYTES = 64 * 1024
 _TAIL_BYTES = 256
-_SHOWN_BYTES = 12
-_SHOWN_CHARS = 40
 _MAX_SCHEMA_BYTES = 64 * 1024**2
 _SCHEMA_START_BYTES = 1024  #: and of its end
 _MAX_DIRECTORY_BYTES = 4 * 1024**2
@@ -140,8 +139,7 @@ def _archive_content(file: _File, archive: zipfile.ZipFile) -> ModelContent:
         raise file.refused(f"{what} in a ZIP archive", "unpack it, and give the folder")
     if "schema.json" not in names:
         raise UnknownContentError(
-            f"{file.path} is a ZIP archive without a model that cortex knows: it has "
-            f"{', '.join(sorted(names)[:5]) or 'no files'}; accepted: {ACCEPTED}"
+            f"{file.path} is a ZIP archive without a model that cortex knows; accepted: {ACCEPTED}"
         )
     unpacked = sum(info.file_size for info in infos)
     if unpacked > _MAX_UNPACKED_BYTES and unpacked > _MAX_RATIO * file.size:
@@ -323,12 +321,15 @@ _RECOGNIZERS: tuple[Callable[[_File], ModelContent | None], ...] = (
 
 
 def _describe_bytes(head: bytes) -> str:
+    """Return the kind of a file's content, and nothing of the content: others may see the message."""
     if not head:
         return "is empty"
+    return "is binary" if b"\0" in head or not _is_text(head) else "is text"
+
+
+def _is_text(head: bytes) -> bool:
     try:
-        text = head[:200].decode()
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may be cut off
     except UnicodeDecodeError:
-        return f"begins with the bytes {head[:_SHOWN_BYTES].hex(' ')}"
-    if text.isprintable() or not any(ord(char) < 32 and char not in "\t\r\n" for char in text):
-        return f"begins with the text {' '.join(text.split())[:_SHOWN_CHARS]!r}"
-    return f"begins with the bytes {head[:_SHOWN_BYTES].hex(' ')}"
+        return False
+    return True

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
+from cortex.config.schema import Api
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
 from cortex.home import Home
@@ -121,9 +122,12 @@ class JobCompletion:
         return JobStatus.COMPLETED_WITH_FAILURES, message, ""
 
     async def _write_results(self, job: JobRecord) -> None:
+        if job.options.output is None:
+            return
+        folders = Api.read_stored(job.origin.spec).networking.local_paths or ()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                await write_results(self._store, job, self._environ)
+                await write_results(self._store, job, self._environ, folders)
                 return
             except StorageError as error:
                 if attempt == MAX_ATTEMPTS:

@@ -308,11 +308,12 @@ class JobReconciler:
 
     def _enqueue_files(self, job: JobRecord, source: FilePathLister) -> None:
         """Cut a job's files into batches in the background; after a crash of the operator, start over."""
-        max_bytes = self._revision(job).spec.networking.max_batch_size
+        networking = self._revision(job).spec.networking
+        max_bytes, folders = networking.max_batch_size, networking.local_paths or ()
 
         async def run() -> None:
             try:
-                await enqueue_files(self._store, job, source, self._environ, max_bytes, self.log.of(job))
+                await enqueue_files(self._store, job, source, self._environ, max_bytes, self.log.of(job), folders)
             except DatabaseUnreachableError as error:
                 self._logger.warning("enqueuing waits for the database", job=job.id, error=error)
                 self._enqueuing.pop(job.id, None)  # the next pass starts over

@@ -102,7 +102,7 @@ class JobService:
         if not is_trusted:
             _check_local_paths(submission, record.spec)
         if submission.options.output is not None:
-            await check_output(submission.options.output, self._environ)
+            await check_output(submission.options.output, self._environ, record.spec.networking.local_paths or ())
         source, options = submission.source, submission.options
         stored = source_to_json(source) | ({TRACEPARENT: traceparent} if traceparent else {})
         with self._reconciler.submitting(record.target):
@@ -125,14 +125,15 @@ class JobService:
         if not is_trusted:
             _check_local_paths(submission, record.spec)
         source, max_bytes = submission.source, record.spec.networking.max_batch_size
+        folders = record.spec.networking.local_paths or ()
         if isinstance(source, ItemList):
             await asyncio.to_thread(lambda: sum(1 for _ in split_items(source.items, source.batch_size, max_bytes)))
         elif isinstance(source, FilePathLister):
-            async for paths in list_paths(source, self._environ):
+            async for paths in list_paths(source, self._environ, folders):
                 for path in paths:
                     yield path
         if submission.options.output is not None:
-            await check_output(submission.options.output, self._environ)
+            await check_output(submission.options.output, self._environ, folders)
         yield "validations passed"
 
     async def get(self, api: str, job_id: str) -> JobView:
