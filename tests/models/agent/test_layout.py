@@ -108,10 +108,24 @@ def test_a_dir_without_folders_is_a_problem() -> None:
     assert (models, problems) == ((), (ModelProblem("", None, "there is no model at s3://b/m", 5.0),))
 
 
-def test_versions_beside_other_files_are_rejected() -> None:
-    models, [problem] = judge("python", "1/model.pkl", "model.pkl", "2/model.pkl")
-    assert models == ()
-    assert problem.message == "s3://b/m mixes folders of versions (integers) with other files: model.pkl"
+@pytest.mark.parametrize("other", [".DS_Store", "_SUCCESS", "2.tmp/model.pkl", "lost+found/x", "README.md", "v3/f"])
+def test_what_is_beside_versions_is_ignored_with_a_note(other: str) -> None:
+    [model], [note] = judge("python", "1/model.pkl", other, "3/model.pkl")
+    assert [version.number for version in model.versions] == ["1", "3"]
+    name = other.partition("/")[0]
+    assert note.message == f"s3://b/m: {name} is ignored: a version is a folder whose name is an integer"
+
+
+@pytest.mark.parametrize("name", ["iris.tmp", ".iris", "iris~", "_temporary", "lost+found", "iris.PART"])
+def test_a_model_folder_with_the_name_of_an_incomplete_upload_is_ignored_with_a_note(name: str) -> None:
+    [model], [note] = judge_dir("python", "good/1/f", f"{name}/1/f")
+    assert model.name == "good"
+    assert note.message.startswith(f"s3://b/m/{name} is ignored: its name is that of")
+
+
+def test_hidden_and_incomplete_files_alone_are_no_model() -> None:
+    assert judge("python", "2/.DS_Store", "2/model.pkl.part")[1][0].message == "s3://b/m/2: no file except .DS_Store"
+    assert judge("python", "2/.DS_Store", "2/model.pkl")[1] == ()
 
 
 def test_empty_marker_objects_of_version_folders_are_ignored() -> None:

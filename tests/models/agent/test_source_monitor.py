@@ -40,17 +40,26 @@ Files = Mapping[str, str]
 def listing(prefix: Prefix, files: Files, at: float, modified_at: float = LONG_AGO) -> Listing:
     tally = ListingAggregate(prefix, at)
     modified = datetime.fromtimestamp(modified_at, UTC)
-    tally.add(StoredObject(f"m/{name}", name, 1, content, modified, None) for name, content in files.items())
+    tally.add(
+        StoredObject(f"m/{name}", name, int(bool(content)), content, modified, None) for name, content in files.items()
+    )
     return tally.listing(False)
 
 
-def passes(source: ModelSource, *seen: Files | None, modified_at: float = LONG_AGO) -> list[SourceState]:
-    """Return the state after each listing; None is one that failed."""
-    states, state = [], SourceState()
+def passes(
+    source: ModelSource,
+    *seen: Files | None,
+    modified_at: float = LONG_AGO,
+    first: SourceState | None = None,
+    saved: Catalogue | None = None,
+) -> list[SourceState]:
+    """Return the state after each listing; None is one that failed. `first` is the state before."""
+    states, state = [], first or SourceState()
     [prefix] = prefixes(source)
+    begun_at = max((each.taken_at for each in state.prefixes.values()), default=NOW - 10) + 10
     for number, files in enumerate(seen):
-        found = {} if files is None else {prefix: listing(prefix, files, NOW + 10 * number, modified_at)}
-        state = debounce(state, source, found)
+        found = {} if files is None else {prefix: listing(prefix, files, begun_at + 10 * number, modified_at)}
+        state = debounce(state, source, found, saved)
         states.append(state)
     return states
 
@@ -107,7 +116,7 @@ CHANGES = {
     "a model added": (A, {**A, "n/f": "x"}),
     "from one version to several": ({"m/f": "x"}, {"m/1/f": "x", "m/2/f": "y"}),
     "from several versions to one": ({"m/3/f": "x", "m/2/f": "y"}, {"m/f": "x"}),
-    "everything removed": (BOTH, {}),
+    "everything but another model removed": ({**BOTH, "n/f": "x"}, {"n/f": "x"}),
 }
 
 
@@ -151,15 +160,66 @@ def test_a_version_that_becomes_invalid_stays_served_with_a_problem() -> None:
     [problem] = last.confirmed.problems
     assert problem.message == "s3://b/m/m/1: 2 *.onnx files; must be exactly one"
     assert problem.since == NOW + 10
-    *_, gone = passes(ONNX, good, broken, broken, {}, {})
-    assert shown(gone.confirmed) == {}
+    *_, gone = passes(ONNX, {**good, "n/a.onnx": "1"}, broken, {"n/a.onnx": "1"}, {"n/a.onnx": "1"})
+    assert shown(gone.confirmed) == digests(ONNX, {"n/a.onnx": "1"})
 
 
-def test_a_mixed_folder_during_a_migration_to_versions_keeps_the_old_model() -> None:
+LOST = {
+    "an empty folder": (BOTH, {}),
+    "all versions of a path": ({"1/f": "x", "2/f": "y"}, {}),
+    "a stray file beside the versions is left": ({**BOTH, "m/.DS_Store": "s"}, {"m/.DS_Store": "s"}),
+    "a file beside the versions is left": ({**BOTH, "m/README.md": "s"}, {"m/README.md": "s"}),
+    "an empty file below the mount point": (BOTH, {"m/NOT_MOUNTED": ""}),
+    "folders with incomplete uploads": (BOTH, {"m/1/f.tmp": "", "m.part/1/f": "x"}),
+    "other files beside the models": (BOTH, {"README.md": "x"}),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), LOST.values(), ids=LOST)
+@pytest.mark.parametrize("modified_at", [0.0, NOW + 5], ids=["old", "new"])
+def test_a_source_that_loses_everything_changes_nothing_also_after_a_restart(
+    before: Files, after: Files, modified_at: float
+) -> None:
+    source = DIR if any(name.startswith("m/") for name in before) else PATH
+    [served] = passes(source, before)
+    states = passes(source, after, after, after, first=served, modified_at=modified_at)
+    states += passes(source, after, after, after, saved=served.confirmed, modified_at=modified_at)
+    assert [shown(state.confirmed) for state in states] == [digests(source, before)] * 6
+    assert [state.candidate for state in states] == [None] * 6
+    for state in states:
+        assert state.confirmed is not None
+        assert "put the files back" in state.confirmed.problems[0].message
+    again = passes(source, before, before, first=states[-1])
+    assert all(shown(state.confirmed) == digests(source, before) for state in again)
+    assert again[-1].confirmed is not None
+    assert not any("put the files back" in problem.message for problem in again[-1].confirmed.problems)
+    [added] = passes(source, {**after, **{name.replace("1/", "7/"): "new" for name in before}}, first=again[-1])[-1:]
+    assert "7" in {key.rpartition("/")[2] for key in shown(added.candidate) or {}}
+
+
+def test_files_that_come_back_one_after_another_lose_no_version() -> None:
+    states = passes(DIR, BOTH, {}, {}, A, BOTH, BOTH)
+    assert [shown(state.confirmed) for state in states] == [digests(DIR, BOTH)] * 6
+
+
+def test_a_version_that_is_invalid_after_a_restart_stays_as_it_was_saved() -> None:
+    good = {"m/1/a.onnx": "1", "m/2/a.onnx": "2"}
+    [served] = passes(ONNX, good)
+    broken = {**good, "m/2/b.onnx": "3"}
+    states = passes(ONNX, broken, broken, saved=served.confirmed)
+    assert [shown(state.confirmed) for state in states] == [digests(ONNX, good)] * 2
+
+
+def test_a_model_that_was_removed_during_a_restart_is_gone() -> None:
+    [served] = passes(DIR, {**A, "n/f": "x"})
+    assert shown(passes(DIR, A, saved=served.confirmed)[-1].confirmed) == digests(DIR, A)
+
+
+def test_a_migration_to_versions_serves_them_once_they_are_complete() -> None:
     single, versioned = {"m/a": "1"}, {"m/1/a": "1", "m/2/a": "2"}
     states = passes(DIR, single, {**single, **versioned}, {**single, **versioned}, versioned, versioned)
-    assert [shown(state.confirmed) for state in states[:4]] == [digests(DIR, single)] * 4
-    assert shown(states[4].confirmed) == digests(DIR, versioned)
+    assert [shown(state.confirmed) for state in states[:2]] == [digests(DIR, single)] * 2
+    assert [shown(state.confirmed) for state in states[2:]] == [digests(DIR, versioned)] * 3
     assert states[4].confirmed is not None
     assert [version.url for version in states[4].confirmed.models[0].versions] == ["s3://b/m/m/1", "s3://b/m/m/2"]
 
@@ -238,11 +298,13 @@ def test_confirmed_content_was_in_two_successive_listings(history: list[Files | 
 def test_stable_content_is_confirmed_after_two_listings(history: list[Files | None], files: Files) -> None:
     state = passes(DIR, *history, files, files, modified_at=NOW + 1000)[-1]
     assert state.confirmed is not None
-    assert contents(state.confirmed) >= valid(files)
+    remains = {each.model for each in state.confirmed.problems if "none of the folders of versions" in each.message}
+    assert contents(state.confirmed) >= {item for item in valid(files) if item[0] not in remains}
     assert state.candidate is None
     kept = {(name, number) for name, number, _ in contents(state.confirmed) - valid(files)}
     broken = {(each.model, each.version) for each in state.confirmed.problems}
-    assert all((name, number) in broken or (name, None) in broken for name, number in kept)
+    is_lost = not valid(files) and ("", None) in broken
+    assert is_lost or all((name, number) in broken or (name, None) in broken for name, number in kept)
 
 
 @given(HISTORY)

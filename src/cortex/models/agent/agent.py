@@ -264,9 +264,9 @@ class ModelAgentServer:
     async def _list(self, prefix: Prefix) -> Listing:
         return await list_models(prefix, self._environ)
 
-    async def _download(self, url: str, digest: str, folder: Path) -> None:
+    async def _download(self, url: str, digest: str, listed: str | None, folder: Path) -> None:
         async with self._concurrent_downloads:
-            await download_version(url, digest, folder, self._environ)
+            await download_version(url, digest, folder, self._environ, listed)
 
     # Files.
 

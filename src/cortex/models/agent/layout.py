@@ -1,6 +1,7 @@
 """Check listings against the layouts of models, and describe what is expected. Pure.
 
-A subfolder of a model whose name is an integer is a version; a model without such folders is version "1". A SavedModel
+A subfolder of a model whose name is an integer is a version, and everything beside it is ignored; a model without such
+folders is version "1". A SavedModel
 must have variables: TensorFlow 2 writes them even for a model without any, and a SavedModel without them may be one
 that is still being uploaded.
 """
@@ -18,6 +19,7 @@ from cortex.models.agent.listing import (
     ModelFolder,
     Prefix,
     VersionContent,
+    is_stray,
     model_prefix,
     prefixes,
 )
@@ -120,7 +122,7 @@ def invalid_reason(layout: Layout, content: VersionContent) -> str | None:
             wanted["variables/variables.data-00000-of-*"] = FileMarks.VARIABLES_DATA
         missing = [name for name, mark in wanted.items() if mark not in content.marks]
         return f"no {' and no '.join(missing)}" if missing else None
-    return None
+    return f"no file except {content.example}" if is_stray(content.example) else None
 
 
 def _check_dir_folder(
@@ -129,6 +131,9 @@ def _check_dir_folder(
     shown = printable(name)
     if not name or shown != name or name in (".", ".."):
         return CheckedListing((), (ModelProblem(shown, None, f"{shown!r} is not a valid model name", now),))
+    if is_stray(name):
+        message = f"{url.rstrip('/')}/{name} is ignored: its name is that of a hidden file, or of an incomplete upload"
+        return CheckedListing((), (ModelProblem(name, None, message, now),))
     return _check_folder(layout, name, signature_key, f"{url.rstrip('/')}/{name}", folder, now)
 
 
@@ -138,15 +143,15 @@ def _check_folder(
     def problem(version: str | None, message: str) -> ModelProblem:
         return ModelProblem(name, version, message, now)
 
-    if folder.versions and folder.rest:
-        example = folder.rest.flaw or folder.rest.example
-        message = f"{url} mixes folders of versions (integers) with other files: {example}"
-        return CheckedListing((), (problem(None, message),), frozenset({(name, None)}))
     if not folder.versions:
         return _check_unversioned(layout, name, signature_key, url, folder.rest, now)
     duplicates = _duplicates(folder.versions)
     versions: list[Version] = []
     problems: list[ModelProblem] = []
+    notes: list[ModelProblem] = []
+    if folder.rest:
+        example = folder.rest.example.partition("/")[0]
+        notes.append(problem(None, f"{url}: {example} is ignored: a version is a folder whose name is an integer"))
     for directory, content in folder.versions.items():
         number = str(int(directory))
         if number in duplicates:
@@ -161,7 +166,7 @@ def _check_folder(
     versions.sort(key=lambda version: version.order)
     problems.sort(key=lambda each: int(each.version or 0))
     models = (Model(name, tuple(versions), signature_key),) if versions else ()
-    return CheckedListing(models, tuple(problems), frozenset((name, each.version) for each in problems))
+    return CheckedListing(models, (*problems, *notes), frozenset((name, each.version) for each in problems))
 
 
 def _check_unversioned(

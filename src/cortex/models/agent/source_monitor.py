@@ -23,9 +23,11 @@
 
 CHANGED is SERVED if the new content is the one that is already served. A version that a truncated listing lacks counts
 as INVALID: it may still exist. In a prefix's first listing, versions are SERVED at once if all files are older than two
-poll intervals, else NEW. Nothing is confirmed before every prefix of the source has been listed: a model must not
-disappear because its bucket is unreachable. The **confirmed** catalogue holds the served contents; the **candidate** is
-the catalogue that the next listing confirms if nothing changes, so that replicas can prepare for it.
+poll intervals, else NEW. A prefix never loses all of its served versions: a listing without any valid version changes
+nothing, because a volume may not be mounted, or a bucket was emptied by mistake. After a restart, the versions of the
+saved catalogue count as served. Nothing is confirmed before every prefix of the source has been listed: a model must
+not disappear because its bucket is unreachable. The **confirmed** catalogue holds the served contents; the
+**candidate** is the catalogue that the next listing confirms if nothing changes, so that replicas can prepare for it.
 
 **Download and publish.** Without caching, the latest versions of both catalogues are downloaded before they are
 published; until then a model keeps its previously published version. The first catalogue waits for all downloads,
@@ -79,6 +81,7 @@ class PrefixState:
     invalid: frozenset[VersionKey]  #: known versions that are invalid, or possibly cut off, in the newest listing
     changes: Mapping[VersionKey, int]  #: the number of successive listings, up to the newest, with a change
     problems: tuple[ModelProblem, ...]
+    beside: Mapping[str, str] = field(default_factory=dict)  #: by model: digest of what is beside its versions
 
     def fingerprint(self, key: VersionKey) -> str | None:
         """Return a value that differs between two listings if the version does; None if the version is absent."""
@@ -89,6 +92,8 @@ class PrefixState:
 
     def candidates(self) -> dict[VersionKey, Version]:
         """Return the versions that the next listing confirms if it equals the newest one."""
+        if not self.newest:
+            return dict(self.confirmed)
         unchanged = {key for key, count in self.changes.items() if count > _MAX_CHANGES} | self.invalid
         found = {key: version for key, version in self.newest.items() if key not in unchanged}
         return found | {key: self.confirmed[key] for key in unchanged if key in self.confirmed}
@@ -103,8 +108,10 @@ class SourceState:
     candidate: Catalogue | None = None  #: None: equal to `confirmed`, or not known yet
 
 
-def debounce(state: SourceState, source: ModelSource, listings: Mapping[Prefix, Listing]) -> SourceState:
-    """Return the state after new listings.
+def debounce(
+    state: SourceState, source: ModelSource, listings: Mapping[Prefix, Listing], saved: Catalogue | None = None
+) -> SourceState:
+    """Return the state after new listings; `saved` is the catalogue that was published before a restart.
 
     A prefix without a listing, or with the one already processed, stays unchanged. Versions have no `path`.
     """
@@ -117,9 +124,13 @@ def debounce(state: SourceState, source: ModelSource, listings: Mapping[Prefix, 
             continue
         checked = check_listing(source.layout, name, signature_key, listing, listing.taken_at)
         if before is None:
-            found[name] = _first_state(checked, listing, source.poll_interval_s)
+            of_prefix = [model for model in saved.models if not name or model.name == name] if saved else []
+            served = {key: replace(version, path=None) for key, version in _by_key(of_prefix).items()}
+            checked, beside = _split_remains(checked, listing, source, served, None)
+            found[name] = _first_state(checked, listing, source.poll_interval_s, served, beside)
         else:
-            found[name] = _next_state(before, checked, listing)
+            checked, beside = _split_remains(checked, listing, source, before.confirmed, before.beside)
+            found[name] = replace(_next_state(before, checked, listing), beside=beside)
     return _combine(found, source)
 
 
@@ -130,10 +141,20 @@ def relist_delay_s(state: SourceState, source: ModelSource) -> float | None:
     return min(_QUICK_S, source.poll_interval_s)
 
 
-def _first_state(checked: CheckedListing, listing: Listing, poll_interval_s: float) -> PrefixState:
+def _first_state(
+    checked: CheckedListing,
+    listing: Listing,
+    poll_interval_s: float,
+    served: Mapping[VersionKey, Version],
+    beside: Mapping[str, str],
+) -> PrefixState:
     newest = _by_key(checked.models)
+    invalid = frozenset(key for key in served.keys() - newest.keys() if _is_invalid(key, checked))
     is_old = newest_modification(listing) < listing.taken_at - _OLD_INTERVALS * poll_interval_s
-    return PrefixState(listing.taken_at, is_old, newest if is_old else {}, newest, frozenset(), {}, checked.problems)
+    is_lost = bool(served) and not newest
+    confirmed = {**{key: served[key] for key in invalid}, **newest} if is_old and not is_lost else served
+    problems = _problems(checked, listing, newest, served)
+    return PrefixState(listing.taken_at, is_old or is_lost, confirmed, newest, invalid, {}, problems, beside)
 
 
 def _next_state(before: PrefixState, checked: CheckedListing, listing: Listing) -> PrefixState:
@@ -149,8 +170,10 @@ def _next_state(before: PrefixState, checked: CheckedListing, listing: Listing) 
             changes[key] = before.changes.get(key, 0) + 1
         if is_same and key in newest:
             confirmed[key] = newest[key]
-        elif key in before.confirmed and (key in invalid or not is_same):
+        elif key in before.confirmed and (key in invalid or not is_same or not before.newest):
             confirmed[key] = before.confirmed[key]
+    if not newest:
+        confirmed = dict(before.confirmed)
     # Right after the start, waiting for another listing is better than publishing an empty catalogue.
     is_confirmed = before.is_confirmed or bool(confirmed) or not newest
     changing = [
@@ -158,8 +181,70 @@ def _next_state(before: PrefixState, checked: CheckedListing, listing: Listing) 
         for (name, number), times in sorted(changes.items())
         if times > 1
     ]
-    problems = _keep_since(before.problems, (*checked.problems, *changing))
+    problems = _problems(checked, listing, newest, before.confirmed)
+    problems = _keep_since(before.problems, (*problems, *changing))
     return replace(state, is_confirmed=is_confirmed, confirmed=confirmed, changes=changes, problems=problems)
+
+
+def _split_remains(
+    checked: CheckedListing,
+    listing: Listing,
+    source: ModelSource,
+    served: Mapping[VersionKey, Version],
+    before: Mapping[str, str] | None,
+) -> tuple[CheckedListing, dict[str, str]]:
+    """Return what was checked without remains, and the digests of what is beside the versions of each model.
+
+    Any file makes a model of this layout valid, also the README beside its versions once they are gone, or an empty
+    file below the mount point of a volume. Such remains count as invalid. `before` has the digests of earlier listings;
+    None: unknown.
+    """
+    prefix = listing.prefix
+    beside = {
+        model or next((entry for each, entry, _ in source_entries(source) if each == prefix), ""): folder.rest.digest
+        for model, folder in listing.models.items()
+        if folder.versions and folder.rest
+    }
+    if source.layout != "python":
+        return checked, beside
+    remains = {}
+    for model in checked.models:
+        folder_url = f"{prefix.url.rstrip('/')}/{model.name}" if prefix.is_dir else prefix.url
+        old = [version.url for (name, _), version in served.items() if name == model.name]
+        was_versioned = bool(old) and not {"", folder_url} & {*old}
+        only = model.latest
+        is_new = before is not None and before.get(model.name) != only.digest and only.size_bytes > 0
+        if only.url == folder_url and was_versioned and not is_new:
+            remains[model.name] = only
+    text = "{} has files, but none of the folders of versions that are served; put files into such a folder, like {}/3/"
+    problems = [
+        ModelProblem(name, None, text.format(only.url, only.url), listing.taken_at) for name, only in remains.items()
+    ]
+    checked = replace(
+        checked,
+        models=tuple(model for model in checked.models if model.name not in remains),
+        problems=(*checked.problems, *problems),
+        invalid=checked.invalid | {(name, None) for name in remains},
+    )
+    return checked, {**(before or {}), **beside, **{name: only.digest for name, only in remains.items()}}
+
+
+def _problems(
+    checked: CheckedListing,
+    listing: Listing,
+    newest: Mapping[VersionKey, Version],
+    served: Mapping[VersionKey, Version],
+) -> tuple[ModelProblem, ...]:
+    """Return the problems of a listing, and that it has no valid version any more, although versions are served."""
+    if newest or all(key in checked.invalid for key in served):
+        return checked.problems
+    text = (
+        f"{listing.prefix.url} has no valid model any more; what was served before stays in service: mount the volume, "
+        "or put the files back; to end this, add another version, or delete the API"
+    )
+    others = (each for each in checked.problems if (each.model, each.version) in checked.invalid)
+    name = "" if listing.prefix.is_dir else next((each.model for each in checked.problems), "")
+    return (ModelProblem(name, None, text, listing.taken_at), *others)
 
 
 def _is_invalid(key: VersionKey, checked: CheckedListing) -> bool:
@@ -336,8 +421,8 @@ class LastCatalogues:
 # The monitor.
 
 PublishUpdate = Callable[[CatalogueUpdate], None]
-#: Downloads the version at a URL with a digest to a new folder.
-DownloadVersion = Callable[[str, str, Path], Awaitable[None]]
+#: Downloads the version at a URL, below a listed one, with a digest to a new folder.
+DownloadVersion = Callable[[str, str, str | None, Path], Awaitable[None]]
 
 #: A catalogue file is deleted this long after it was replaced.
 FILE_GRACE_S = 60.0
@@ -454,7 +539,7 @@ class SourceMonitor:
 
     def on_listing(self, listing: Listing) -> None:
         """Process a listing of one prefix."""
-        before, self._state = self._state, debounce(self._state, self.source, {listing.prefix: listing})
+        before, self._state = self._state, debounce(self._state, self.source, {listing.prefix: listing}, self._saved)
         delay_s = relist_delay_s(self._state, self.source)
         if delay_s is not None:
             self._pollers[listing.prefix].list_soon(delay_s)
@@ -523,7 +608,9 @@ class SourceMonitor:
         self.publish_soon()
 
     def _fill(self, version: Version) -> FillFolder:
-        return lambda folder: self._download(version.url, version.digest, folder)
+        urls = (prefix.url for prefix in prefixes(self.source))
+        listed = next((url for url in urls if f"{version.url}/".startswith(f"{url.rstrip('/')}/")), None)
+        return lambda folder: self._download(version.url, version.digest, listed, folder)
 
     def _is_downloading(self, catalogue: Catalogue) -> bool:
         """Return whether a first attempt to download a required version is in progress; retries may go on for ever."""
@@ -567,7 +654,7 @@ class SourceMonitor:
             return
         found = {version.digest: self._contents.find(version.digest) for _, version in self._saved.versions()}
         paths = {digest: str(path) for digest, path in found.items() if path is not None}
-        self._confirmed, self._saved = published_catalogue(self.source, self._saved, None, paths, {}), None
+        self._confirmed = published_catalogue(self.source, self._saved, None, paths, {})
         self._contents.retain((self.api, self), retained_digests(self.source, self._confirmed))
 
     def _must_wait(self, confirmed: Catalogue) -> bool:
@@ -593,7 +680,8 @@ class SourceMonitor:
         if confirmed is not None and (self._update is None or confirmed != self._update.confirmed) and self._confirmed:
             count = sum(len(model.versions) for model in self._confirmed.models)
             self._logger.info("models confirmed", api=self.api, versions=count, problems=len(self._confirmed.problems))
-            self._last_catalogues.save(self.api, self.source, self._confirmed)
+            if self._confirmed.models:
+                self._last_catalogues.save(self.api, self.source, self._confirmed)
         self._update = update
         for publish in list(self.watchers.values()):
             publish(update)

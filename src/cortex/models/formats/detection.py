@@ -52,22 +52,23 @@ class Detection:
         return bool(self.code)
 
 
-def detect(path: str | Path) -> Detection:
+def detect(path: str | Path, root: str | Path | None = None) -> Detection:
     """Detect the format of a model: a file, a folder, or a folder of numbered versions.
 
+    Links in a folder must not lead out of `root`, a folder above it; default: the folder itself.
     Raises: ModelFormatError if it is in no known format, in one that cortex can't run, or damaged.
     """
-    root = Path(path)
+    model = Path(path)
     try:
-        if root.is_dir():
-            return _detect_folder(root)
-        if not root.exists():
-            raise ModelFormatError(f"there is no model at {root}")
-        if not root.is_file():
-            raise ModelFormatError(f"{root} is neither a file nor a folder")
-        return _detect_file(root)
+        if model.is_dir():
+            return _detect_folder(model, Path(root or model).resolve())
+        if not model.exists():
+            raise ModelFormatError(f"there is no model at {model}")
+        if not model.is_file():
+            raise ModelFormatError(f"{model} is neither a file nor a folder")
+        return _detect_file(model)
     except OSError as exc:
-        raise ModelFormatError(f"{root} can't be read: {exc.strerror or exc}") from exc
+        raise ModelFormatError(f"{model} can't be read: {exc.strerror or exc}") from exc
 
 
 def check_signature(detection: Detection) -> None:
@@ -92,17 +93,17 @@ def _detection(file: Path, found: ModelContent) -> Detection:
     return Detection(found.format, str(file), f"{file.name} is {found.description}", found.code, found.requirements)
 
 
-def _detect_folder(folder: Path, *, in_versions: bool = False) -> Detection:
+def _detect_folder(folder: Path, root: Path, *, in_versions: bool = False) -> Detection:
     entries = sorted(_entries(folder), key=lambda entry: entry.name)
     names = {entry.name for entry in entries}
-    versions = sorted((e.name for e in entries if e.is_dir() and _VERSION.fullmatch(e.name)), key=int)
     files = [Path(e.path) for e in entries if e.is_file() and not e.name.startswith(".")]
-    if versions and not files and not in_versions:
-        _refuse_links(folder, versions)
-        newest = _detect_folder(folder / versions[-1], in_versions=True)
+    numbered = () if in_versions else (e.name for e in entries if e.is_dir() and _VERSION.fullmatch(e.name))
+    if versions := sorted((name for name in numbered if _has_files(folder / name)), key=int):
+        _refuse_links(folder, root, versions)
+        newest = _detect_folder(folder / versions[-1], root, in_versions=True)
         reason = f"{folder.name} has {len(versions)} numbered versions; in the newest, {newest.reason}"
         return replace(newest, versions=tuple(str(int(version)) for version in versions), reason=reason)
-    _refuse_links(folder)
+    _refuse_links(folder, root)
     if "MLmodel" in names:
         from cortex.models.formats.mlflow_model import read_mlflow  # noqa: PLC0415 - needs PyYAML
 
@@ -146,19 +147,22 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return found
 
 
-def _refuse_links(folder: Path, versions: Sequence[str] = ()) -> None:
-    """Raise if a link in a folder, at any depth, leads out of it: what is behind it may not be meant to be read.
+def _has_files(folder: Path) -> bool:
+    return any(files for _, _, files in os.walk(folder))
+
+
+def _refuse_links(folder: Path, root: Path, versions: Sequence[str] = ()) -> None:
+    """Raise if a link in a folder, at any depth, leads out of `root`: what is behind it may not be meant to be read.
 
     Of a folder of versions, only their own entries are checked; their content is checked when one is detected.
     """
-    root = folder.resolve()
-    paths = map(root.joinpath, versions) if versions else _paths_in(root)
+    paths = map(folder.joinpath, versions) if versions else _paths_in(folder)
     for count, path in enumerate(paths, 1):
         if count > _MAX_ENTRIES:
             raise ModelFormatError(f"{folder} has more than {_MAX_ENTRIES:,} files; give the folder of one model")
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise ModelFormatError(
-                f"{path.relative_to(root)} in {folder} is a link to a place outside of the folder; copy the file"
+                f"{path.relative_to(folder)} in {folder} is a link to a place outside of the folder; copy the file"
             )
 
 

@@ -186,7 +186,7 @@ async def _location_problems(
     by_model = _by_model(judged)
     messages = []
     for model, problems in list(by_model.items())[:_SHOWN_MODELS]:
-        names = await _names(f"{url}/{model}" if location.prefix.is_dir else url, environ, deadline)
+        names = await _names(f"{url}/{model}" if location.prefix.is_dir else url, environ, deadline, url)
         reasons = "\n".join(problem.message for problem in problems[:_SHOWN_MODELS])
         messages.append(f"{reasons}\n{describe_invalid(layout, names)}")
     if len(by_model) > _SHOWN_MODELS:
@@ -201,7 +201,7 @@ async def _detect_models(
 
     With another type than `model`, the format is fixed, and a replica reports what is wrong with the files.
     """
-    url, is_dir = location.prefix.url, location.prefix.is_dir
+    url = location.prefix.url
     detections: list[Detection] = []
     messages: list[str] = []
     for model in models[:_DETECTED_MODELS]:
@@ -209,7 +209,7 @@ async def _detect_models(
             if is_remote(url):
                 found = await _detect_remote(model.latest.url, environ, deadline, downloads)
             else:
-                found = await asyncio.to_thread(detect, f"{url}/{model.name}" if is_dir else url)
+                found = await asyncio.to_thread(detect, model.latest.url, url)
             if found is not None and location.api.handler.type == ANY_MODEL:
                 check_trust(found, trusts_pickle(location.api))
                 check_signature(found)
@@ -257,11 +257,11 @@ def _by_model(judged: CheckedListing) -> dict[str, list[ModelProblem]]:
     return invalid
 
 
-async def _names(url: str, environ: Mapping[str, str], deadline: float) -> list[str]:
+async def _names(url: str, environ: Mapping[str, str], deadline: float, root: str | None = None) -> list[str]:
     """Return some names at `url`; fewer or none if that takes too long or fails."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
-            return await sample_names(url, environ)
+            return await sample_names(url, environ, root=root)
     except (StorageError, TimeoutError):
         return []
 

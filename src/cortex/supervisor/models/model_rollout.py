@@ -405,12 +405,12 @@ def changed(serving: Catalogue | None, target: Catalogue) -> list[LoadedVersion]
 
 
 def missing_model(target: Catalogue, names: Iterable[str]) -> str | None:
-    """Return the reason why none of the named models can be served yet; None if one can."""
+    """Return the reason why none of the named models, or of any without names, can be served yet; None if one can."""
     wanted = list(names)
-    if not wanted or any(name in target.by_name for name in wanted):
+    if any(name in target.by_name for name in wanted or target.by_name):
         return None
-    problems = [problem.message for problem in target.problems if problem.model in wanted]
-    return "; ".join(problems) or "the model path has no valid model"
+    problems = [problem.message for problem in target.problems if not wanted or problem.model in wanted]
+    return "; ".join(problems[:_SHOWN_PROBLEMS]) or "the model path has no valid model"
 
 
 def _content(version: Version) -> tuple[str, str]:
