@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from cortex.errors import StorageError
 from cortex.storage.client import list_objects
 from cortex.storage.listing import page_address, read_page, signing
 from cortex.storage.objects import flaw_of_name
 from harness.servers.buckets import start_gcs
+from harness.servers.public_bucket import PublicBucket, public_bucket
 
 QUERY = "?prefix=d%2F&marker=d%2Fa+b&max-keys=1000&encoding-type=url&x-id="
 EMULATOR = {"service_account_key": '{"gcs_base_url": "http://127.0.0.1:1"}'}
@@ -62,6 +64,69 @@ def test_decodes_keys_by_their_encoding() -> None:
     assert read_page(page("d/x/", True, True), "d/").last_key == "d/x/"
     with pytest.raises(ValueError, match="not valid XML"):
         read_page(b"<html>", "d/")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"<html/>", "is no listing, but has the element html; check the endpoint"),
+        (b"<ListAllMyBucketsResult xmlns='x'/>", "has the element ListAllMyBucketsResult"),
+        (b"<Error><Code>SlowDown</Code></Error>", "has the element Error"),
+        (b"<ListBucketResult><Contents><Key>a</Key></Contents></ListBucketResult>", "without its key, time or size"),
+        (b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "does not begin after this one"),
+        (page("d/a", False, True), "does not begin after this one"),
+    ],
+)
+def test_refuses_an_answer_that_is_no_page_of_a_listing(answer: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_page(answer, "d/", "d/a")
+
+
+ODD_KEYS = [
+    f"k/{name}" for name in ("a//b", "a/./b", "a/../b", "a\tb", "a\rb", "a\x01b", "a\nb", "a%2Fb", "a+b", "größe")
+]
+
+
+@pytest.fixture(params=["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublicBucket]:
+    """A store that requires signatures, named by the real environment of this process."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with public_bucket() as server:
+        other = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"} if request.param == "AWS_ENDPOINT_URL_S3" else {}
+        key = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "NO_PROXY": "127.0.0.1"}
+        for name, value in {**other, request.param: server.url, **key}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.mark.parametrize("odd", [[key] for key in ODD_KEYS] + [ODD_KEYS], ids=repr)
+def test_odd_keys_hide_no_others_whatever_names_the_endpoint(bucket: PublicBucket, odd: list[str]) -> None:
+    keys = [f"k/{number:03}" for number in range(250)] + odd + [f"k/z{number:03}" for number in range(250)]
+    bucket.objects, bucket.page_size = dict.fromkeys(keys, b"x"), 100
+    found = asyncio.run(list_objects("s3://models/k", os.environ))
+    assert [item.key for item in found] == sorted(keys)
+    assert {item.key for item in found if item.flaw} == {key for key in odd if flaw_of_name(key)}
+
+
+@pytest.mark.parametrize(
+    "answer", [b"<html><body>sign in</body></html>", b"<Error><Code>SlowDown</Code></Error>", b"{}"]
+)
+@pytest.mark.parametrize("after", ["", "k/00999", "k/01999"])
+def test_an_answer_that_is_no_listing_is_an_error_and_no_end(bucket: PublicBucket, answer: bytes, after: str) -> None:
+    bucket.objects = {f"k/{number:05}": b"x" for number in range(2500)}
+    assert len(asyncio.run(list_objects("s3://models/k", os.environ))) == 2500
+    bucket.lists_after = lambda key: answer if key == after else None
+    with pytest.raises(StorageError, match=r"s3://models/k can't be read: "):
+        asyncio.run(list_objects("s3://models/k", os.environ))
+
+
+def test_a_listing_with_one_page_is_one_request(bucket: PublicBucket) -> None:
+    bucket.objects = {f"k/{number:03}": b"x" for number in range(999)}
+    seen: list[str] = []
+    bucket.lists_after = lambda key: seen.append(key)
+    assert len(asyncio.run(list_objects("s3://models/k", os.environ))) == 999
+    assert seen == [""]
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b", ".a", "..a/b..", "a b", "é" * 127, "a\\b"])

@@ -2,7 +2,9 @@
 
 obstore rejects a whole listing that contains one key that is not a valid path (`a//b`, `..`, a line break). Such a page
 is fetched again without obstore, which then only signs the request: S3 and Google Cloud Storage both answer version 1
-of the listing in the same XML. obstore also hides the trailing slash of folder markers.
+of the listing in the same XML. obstore takes any other XML, such as the page of a proxy, for an empty last page.
+Therefore the end of an empty listing, or of one that may have several pages, is fetched in this way, too. obstore also
+hides the trailing slash of folder markers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from cortex.errors import StorageError
 from cortex.storage.credentials import StoreSettings
 from cortex.storage.local_files import file_batches, prefix_batches
 from cortex.storage.locations import Location, is_without_credentials
-from cortex.storage.objects import StoredObject, flaw_of_name
+from cortex.storage.objects import StoredObject, flaw_of_name, printable
 
 #: Objects per page of a listing.
 _BATCH = 1000
@@ -173,44 +175,60 @@ async def _without_markers_by_query(store: ObjectStore, objects: list[StoredObje
 
 
 async def _batches(location: Location, settings: StoreSettings, wanted: _Range) -> AsyncIterator[list[StoredObject]]:
-    """List with obstore; where it rejects a page for an invalid key, fetch that page directly and continue after it."""
+    """List with obstore; where it rejects a page for an invalid key, fetch that page directly and continue after it.
+
+    The last page is also fetched directly, unless the only page had objects.
+    """
     store, last = location.open(settings), wanted.after
     while True:
+        refusal: Exception | None = None
+        count = 0
         try:
             found = obstore.list(store, wanted.folder or None, offset=last or None, chunk_size=_BATCH)
             async for batch in found:
                 objects = [_stored(item, wanted.folder) for item in batch]
                 last = objects[-1].key
+                count += len(objects)
                 yield objects
-            return
+            if 0 < count < _BATCH:
+                return
         except (InvalidPathError, GenericError, ValueError) as error:
-            refusal: Exception = error
-        if not _is_about_names(refusal):
-            raise refusal
+            if not _is_about_names(error):
+                raise
+            refusal = error
         after: str | None = last
         while after is not None:
             page = await _page(location, settings, replace(wanted, after=after), refusal)
             yield [item for item in page.objects if item.key != last]
             after = page.last_key
-            if after is not None and flaw_of_name(after) is None:
+            if refusal is not None and after is not None and flaw_of_name(after) is None:
                 last = after
                 break
         else:
             return
 
 
-async def _page(location: Location, settings: StoreSettings, wanted: _Range, refusal: Exception) -> Page:
-    """Fetch one page of the listing, signed by obstore."""
+async def _page(location: Location, settings: StoreSettings, wanted: _Range, refusal: Exception | None) -> Page:
+    """Fetch one page of the listing, signed by obstore; raise `refusal` if that fails.
+
+    Without one, this checks the end of a listing. Where that can't be signed, as with Google's instance credentials,
+    the page is empty.
+    """
     address = page_address(location.scheme, location.bucket, settings.config, wanted.prefix, wanted.after)
     try:
         config = signing(location.scheme, settings.config, address)
         if config is not None:
             store: Any = location.open(replace(settings, config=config))
             address = await obstore.sign_async(store, "GET", "", _SIGNED_FOR)
-        data = await asyncio.to_thread(fetch_page, address)
-        return await asyncio.to_thread(read_page, data, wanted.folder)
     except (BaseError, OSError, ValueError):
-        raise refusal from None
+        if refusal is not None:
+            raise refusal from None
+        return Page([], None)
+    try:
+        data = await asyncio.to_thread(fetch_page, address)
+        return await asyncio.to_thread(read_page, data, wanted.folder, wanted.after)
+    except (OSError, ValueError) as error:
+        raise refusal or error from None
 
 
 async def _without_parent_markers(batches: AsyncIterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:
@@ -283,18 +301,24 @@ def fetch_page(address: str) -> bytes:
         raise OSError(str(error)) from error
 
 
-def read_page(data: bytes, prefix: str) -> Page:
-    """Parse a page of a listing. Raises: ValueError."""
+def read_page(data: bytes, prefix: str, after: str = "") -> Page:
+    """Parse the page of a listing after the key `after`. Raises: ValueError if it is anything else."""
     try:
         root = ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
         raise ValueError(f"the listing is not valid XML: {error}") from None
+    if _name(root) != "ListBucketResult":
+        raise ValueError(f"the answer is no listing, but has the element {printable(_name(root))}; check the endpoint")
     is_encoded = any(_name(child) == "EncodingType" and child.text == "url" for child in root)
     items = [{_name(child): child.text or "" for child in item} for item in root if _name(item) == "Contents"]
+    if not all({"Key", "LastModified", "Size"} <= item.keys() for item in items):
+        raise ValueError("the listing has an object without its key, time or size")
     keys = [unquote_plus(item["Key"]) if is_encoded else item["Key"] for item in items]
     is_truncated = any(_name(child) == "IsTruncated" and child.text == "true" for child in root)
     objects = [_object(key, prefix, item) for key, item in zip(keys, items, strict=True)]
-    return Page(objects, keys[-1] if is_truncated and keys else None)
+    if is_truncated and not (keys and keys[-1] > after):
+        raise ValueError("the listing is truncated, but its next page does not begin after this one")
+    return Page(objects, keys[-1] if is_truncated else None)
 
 
 def _object(key: str, prefix: str, item: Mapping[str, str]) -> StoredObject:

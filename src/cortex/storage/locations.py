@@ -103,6 +103,9 @@ class Location:
         """Return the obstore client."""
         options: Any = {"allow_http": settings.allow_http, **_TIMEOUTS}
         config: Any = dict(settings.config)
+        if "endpoint" in config:
+            # obstore reads the environment, too, where the variable of this name has priority over `endpoint`.
+            config["aws_endpoint_url_s3"] = config["endpoint"]
         if self.scheme == "s3":
             return S3Store(self.bucket, config=config, client_options=options, retry_config=_RETRIES)
         if self.scheme == "gs":
@@ -124,7 +127,7 @@ class Location:
             return f"{self.url}: {who} denies access; {self._credentials_hint(verb)}"
         if is_without_credentials(error):
             return f"{self.url}: there are no credentials for {host}; {self._credentials_hint(verb)}"
-        if _WAS_SILENT.search(text):
+        if _WAS_SILENT.search(text) or isinstance(error, TimeoutError):
             return f"{self.url}: {host} accepted the connection, but did not answer within {_SILENCE_S} s"
         if "error sending request" in text or "error trying to connect" in text:
             return f"{self.url}: {host} can't be reached"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 
@@ -23,6 +23,8 @@ class PublicBucket(ThreadingHTTPServer):
         self.downloads: list[str] = []
         self.signatures: set[str | None] = set()
         self.answers_with: int | None = None  #: a status for every request
+        self.page_size = 1000
+        self.lists_after: Callable[[str], bytes | None] = lambda key: None  #: another answer for the page after a key
         self.before_download: Callable[[], None] = lambda: None
 
     @property
@@ -52,9 +54,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._object(with_body=False)
 
     def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query)
-        if "list-type" in query:
-            self._list(query.get("prefix", [""])[0])
+        query = {
+            name: values[0] for name, values in parse_qs(urlsplit(self.path).query, keep_blank_values=True).items()
+        }
+        if "prefix" in query or "list-type" in query:
+            self._list(query)
         else:
             self._object(with_body=True)
 
@@ -70,15 +74,24 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, data, with_body)
 
-    def _list(self, prefix: str) -> None:
+    def _list(self, query: dict[str, str]) -> None:
+        """Answer version 1 or 2 of a listing; the continuation token is the last key of the page before."""
+        self.server.signatures.add(self.headers.get("authorization"))
+        after = query.get("continuation-token") or query.get("start-after") or query.get("marker") or ""
+        is_encoded = query.get("encoding-type") == "url"
+        found = [key for key in sorted(self.server.objects) if key.startswith(query.get("prefix", "")) and key > after]
+        page, rest = found[: self.server.page_size], found[self.server.page_size :]
         items = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"
-            f'<ETag>"{md5(data).hexdigest()}"</ETag><Size>{len(data)}</Size></Contents>'
-            for key, data in self.server.objects.items()
-            if key.startswith(prefix)
+            f"<Contents><Key>{quote_plus(key) if is_encoded else escape(key)}</Key>"
+            f"<LastModified>2026-01-01T00:00:00Z</LastModified>"
+            f'<ETag>"{md5(self.server.objects[key]).hexdigest()}"</ETag><Size>{len(self.server.objects[key])}</Size>'
+            f"</Contents>"
+            for key in page
         )
-        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{items}</ListBucketResult>"
-        self._answer(200, body.encode())
+        kind = "<EncodingType>url</EncodingType>" if is_encoded else ""
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if rest else ""
+        body = f"<ListBucketResult>{kind}<IsTruncated>{str(bool(rest)).lower()}</IsTruncated>{token}{items}"
+        self._answer(200, self.server.lists_after(after) or f"{body}</ListBucketResult>".encode())
 
     def _answer(self, status: int, data: bytes, with_body: bool = True) -> None:
         self.send_response(self.server.answers_with or status)
