@@ -18,7 +18,7 @@ REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n42"
 
 @pytest.mark.processes
 def test_requests_that_no_worker_will_rerun_get_503() -> None:
-    statuses: list[int] = []
+    statuses: list[int | None] = []
     table = ConnectionTable(statuses.append, keeps_requests=True)
     ours, theirs = socket.socketpair()
     idle, _peer = socket.socketpair()
@@ -39,6 +39,47 @@ def test_requests_that_no_worker_will_rerun_get_503() -> None:
     table.close_all()
     theirs.close()
     _peer.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("state", "counted"),
+    [
+        (ConnectionState.RUNNING, 500),
+        (ConnectionState.ANSWERING, None),
+        (ConnectionState.DRAINING, None),
+        (ConnectionState.UPGRADED, None),
+        (ConnectionState.LINGERING, "nothing"),
+    ],
+)
+def test_responses_that_a_dead_worker_has_begun_count_as_incomplete(state: ConnectionState, counted: object) -> None:
+    counts: list[int | None] = []
+    table = ConnectionTable(counts.append)
+    ours, theirs = socket.socketpair()
+    index = table.add(ours)
+    assert index is not None
+    table.shared_state.begin(index, 2**62, b"a")
+    table.shared_state.set_state(index, state)
+    table.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0))
+    assert counts == ([] if counted == "nothing" else [counted])
+    table.close_all()
+    theirs.close()
+
+
+@pytest.mark.processes
+def test_nothing_is_written_into_a_response_whose_call_is_late() -> None:
+    counts: list[int | None] = []
+    table = ConnectionTable(counts.append)
+    ours, theirs = socket.socketpair()
+    index = table.add(ours)
+    assert index is not None
+    table.shared_state.begin(index, 0, b"a")
+    table.shared_state.set_state(index, ConnectionState.ANSWERING)
+    table.end_late(index, "timed out after 1 s")
+    assert theirs.recv(4096) == b""
+    assert counts == [None]
+    table.close_all()
+    theirs.close()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cortex.predictor.user_forks import end_if_forked, process_id
 
 #: Key of the request's body and its file in the scope, which a2wsgi puts into `environ`.
 _BODY = "cortex.body"
+_CLIENT = "cortex.client"
 #: Larger bodies of unknown length are on the disk.
 _MEMORY_BYTES = 1024 * 1024
 
@@ -39,12 +40,15 @@ def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[
             end_if_forked(parent)
             return start_response(*arguments)
 
+        client = environ["asgi.scope"][_CLIENT]
         chunks = None
         try:
             chunks = app(environ, start)
             for chunk in chunks:
                 end_if_forked(parent)
                 yield chunk
+                if client.error is not None:
+                    raise client.error
         finally:
             getattr(chunks, "close", lambda: None)()
             end_if_forked(parent)
@@ -58,10 +62,29 @@ def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[
         # `environ` has one key for X-Forwarded-For and X_Forwarded_For: clients could forge what the gateway sets.
         headers = [header for header in scope["headers"] if b"_" not in header[0]]
         body = io.BufferedReader(_RequestBody(receive, asyncio.get_running_loop()))
+        client = _Client(send)
         with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
-            await wsgi({**scope, "headers": headers, _BODY: (body, file)}, receive, send)
+            await wsgi({**scope, "headers": headers, _BODY: (body, file), _CLIENT: client}, receive, client.send)
+        if client.error is not None:
+            raise client.error
 
     return asgi
+
+
+class _Client:
+    """The client of a request. a2wsgi would wait forever for the next part after a `send` that raised."""
+
+    def __init__(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        self.error: Exception | None = None
+        self._send = send
+
+    async def send(self, message: Any) -> None:
+        """Send a message, unless an earlier one has failed."""
+        if self.error is None:
+            try:
+                await self._send(message)
+            except Exception as error:  # raised for the thread of the application
+                self.error = error
 
 
 class _RequestBody(io.RawIOBase):

@@ -38,7 +38,9 @@ LONG_CALL_S = 0.1
 ABANDONED_CALL_S = 1.0
 
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
-_SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING)
+_SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING, ConnectionState.LINGERING)
+#: States in which a response has begun, and is broken if nothing more is sent.
+_BEGUN = (ConnectionState.ANSWERING, ConnectionState.DRAINING, ConnectionState.UPGRADED)
 _STALL_CHECK_S = 0.5
 #: More than the gateway lets pass as the head of a request.
 _HEAD_BYTES = 160 * 1024
@@ -58,11 +60,15 @@ class OpenConnection:
 
 
 class ConnectionTable:
-    """The connections of one process. `on_answer` receives the status of each response sent by the supervisor."""
+    """The connections of one process.
+
+    `on_end` receives the status of each response sent by the supervisor, and None for each that is cut off, because the
+    process has begun it and will not complete it.
+    """
 
     def __init__(
         self,
-        on_answer: Callable[[int], None],
+        on_end: Callable[[int | None], None],
         keeps_requests: bool = False,
         is_grpc: bool = False,
         may_have_openai_errors: bool = False,
@@ -71,7 +77,7 @@ class ConnectionTable:
 
         With `is_grpc`, all requests are gRPC calls; with `may_have_openai_errors`, errors below `/v1` have that form.
         """
-        self._on_answer = on_answer
+        self._on_end = on_end
         self._is_grpc = is_grpc
         self._may_have_openai_errors = may_have_openai_errors
         self.shared_state = SharedConnectionState(keeps_requests)
@@ -190,7 +196,10 @@ class ConnectionTable:
                 self.shared_state.set_state(index, ConnectionState.AGAIN)
             elif state is ConnectionState.IDLE:
                 self.open[index].slow = False
+            elif state is ConnectionState.LINGERING:
+                self.close(index)
             elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
+                self._count(state, 500)
                 self.close(index)
             elif state in (ConnectionState.STREAMING, ConnectionState.UPGRADED):
                 self.end(index, 500, death.message)
@@ -257,19 +266,26 @@ class ConnectionTable:
         The process may still write to the row: the index is reused only after the process confirms or dies.
         """
         connection = self.open.pop(index)
-        is_websocket = self.shared_state.state(index) is ConnectionState.UPGRADED
-        if not is_websocket:  # its response, 101, was counted
-            self._on_answer(supervisor_status(status) if self._is_grpc else status)
+        state = self.shared_state.state(index)
+        self._count(state, status)
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
         try:
-            connection.sock.send(self._response(connection, index, status, message, request_id))
+            if state is not ConnectionState.ANSWERING:
+                connection.sock.send(self._response(connection, index, status, message, request_id))
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
         self._lingering.append((time.monotonic() + LINGER_S, connection.sock))
         self._ended.add(index)
+
+    def _count(self, state: ConnectionState, status: int) -> None:
+        """Count the end of a request: by a status, unless its response has begun and was counted then."""
+        if self._is_grpc and state is not ConnectionState.DRAINING:  # calls are counted at their end
+            self._on_end(supervisor_status(status))
+        else:
+            self._on_end(None if state in _BEGUN else status)
 
     def _response(self, connection: OpenConnection, index: int, status: int, message: str, request_id: str) -> bytes:
         state = self.shared_state.state(index)

@@ -166,10 +166,10 @@ class PreloadedWorkerSlot(RequestWorkerSlot):
         index: int,
         listeners: ReplicaListeners,
         fork_server: ForkServerSlot,
-        on_answer: Callable[[int], None],
+        on_end: Callable[[int | None], None],
         others: Callable[[int], Iterable[RequestWorkerSlot]],
     ) -> None:
-        super().__init__(spec, index, listeners, fork_server.fork_worker, False, on_answer, others)
+        super().__init__(spec, index, listeners, fork_server.fork_worker, False, on_end, others)
         self.waits = False  #: for the fork server
         self._fork_server = fork_server
         self._copy_pid: int | None = None

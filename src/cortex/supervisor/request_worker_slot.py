@@ -57,12 +57,12 @@ class RequestWorkerSlot(ProcessSlot):
         listeners: ReplicaListeners,
         fork: Fork,
         is_standby: bool = False,
-        on_answer: Callable[[int], None] = lambda status: None,
+        on_end: Callable[[int | None], None] = lambda status: None,
         others: Callable[[int], Iterable[RequestWorkerSlot]] = lambda index: (),
     ) -> None:
         """Create a slot.
 
-        `on_answer` receives the status of each response sent by the supervisor. `others` returns the slots of a replica
+        `on_end` is that of `ConnectionTable`. `others` returns the slots of a replica
         but that of an index.
         """
         super().__init__(spec, index, fork, is_standby)
@@ -72,7 +72,7 @@ class RequestWorkerSlot(ProcessSlot):
         is_bisected = spec.batches_calls and spec.isolates_failures
         self._bisection = BatchBisection() if is_bisected else None
         self._connections = ConnectionTable(
-            on_answer,
+            on_end,
             is_bisected,
             is_grpc=spec.protobuf_path is not None,
             may_have_openai_errors=spec.type not in APPLICATION_TYPES,

@@ -32,7 +32,17 @@ from cortex.supervisor.listeners import ReplicaListeners, UnixListener
 from cortex.supervisor.process_slot import ProcessSlot, fork
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 from cortex.worker.channel import Channel
-from cortex.worker.monitoring.metrics import COPIES_FOLDER, MetricFile, SeriesKind, compact_ended, series_key
+from cortex.worker.monitoring.metrics import (
+    ABORTED,
+    COPIES_FOLDER,
+    DEATHS,
+    RELOADS,
+    REQUESTS,
+    MetricFile,
+    SeriesKind,
+    compact_ended,
+    series_key,
+)
 from cortex.worker.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.worker.shared_state import MAX_CONNECTIONS
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
@@ -157,19 +167,19 @@ class Supervisor:
             from cortex.supervisor.command_worker_slot import CommandWorkerSlot  # noqa: PLC0415 - as above
 
             return CommandWorkerSlot(
-                self._spec, index, self._listeners, fork, False, self._metrics.answered, self._other_slots
+                self._spec, index, self._listeners, fork, False, self._metrics.ended, self._other_slots
             )
         if self._fork_server is not None:
             from cortex.supervisor.fork_server_slot import PreloadedWorkerSlot  # noqa: PLC0415 - as above
 
             return PreloadedWorkerSlot(
-                self._spec, index, self._listeners, self._fork_server, self._metrics.answered, self._other_slots
+                self._spec, index, self._listeners, self._fork_server, self._metrics.ended, self._other_slots
             )
         return self._create_request_worker(index)
 
     def _create_request_worker(self, index: int, is_standby: bool = False) -> RequestWorkerSlot:
         return RequestWorkerSlot(
-            self._spec, index, self._listeners, fork, is_standby, self._metrics.answered, self._other_slots
+            self._spec, index, self._listeners, fork, is_standby, self._metrics.ended, self._other_slots
         )
 
     def _other_slots(self, index: int) -> list[RequestWorkerSlot]:
@@ -478,15 +488,18 @@ class SupervisorMetrics:
 
     def died(self, cause: DeathCause) -> None:
         """Count a process that ended without being stopped."""
-        self._count("cortex_process_deaths_total", cause=cause.value)
+        self._count(DEATHS, cause=cause.value)
 
-    def answered(self, status: int) -> None:
-        """Count a response sent on behalf of a process that died or does not exist."""
-        self._count("cortex_replica_requests_total", code=str(status))
+    def ended(self, status: int | None) -> None:
+        """Count a response sent on behalf of a process that died or does not exist; None: one that is cut off."""
+        if status is None:
+            self._count(ABORTED)
+        else:
+            self._count(REQUESTS, code=str(status))
 
     def reloaded(self) -> None:
         """Count a process that took over with newer models."""
-        self._count("cortex_model_reloads_total")
+        self._count(RELOADS)
 
     def gather(self) -> None:
         """Merge the files of ended processes, so that their number stays bounded."""

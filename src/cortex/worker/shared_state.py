@@ -20,7 +20,7 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     READING                     the request is complete, no slot is free            QUEUED
     READING                     the request waits for a batch                       QUEUED
     READING                     its body is to be decompressed                      QUEUED
-    READING                     refused: body too large, or not valid HTTP          DRAINING, then closed
+    READING                     refused: body too large, or not valid HTTP          LINGERING, then closed
     QUEUED                      a slot is free, or its batch begins                 RUNNING
     QUEUED                      timed out, or its body can't be decompressed        IDLE or DRAINING
     RUNNING                     its batch failed or timed out, it will be retried   QUEUED
@@ -31,7 +31,9 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     STREAMING                   a further message of a gRPC response                ANSWERING
     RUNNING                     an application accepts a WebSocket                  UPGRADED
     UPGRADED                    the WebSocket is closed                             DRAINING, then closed
+    RUNNING ANSWERING           the call waits for a slow client                    DRAINING, and back
     DRAINING                    the gateway has taken the rest                      IDLE
+    any                         complete, or cut off, and nothing is unsent         LINGERING, then closed
     any                         the gateway closes, an error, a stream cut off      closed
     IDLE                        the process retires                                 released, stays open
     READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
@@ -48,7 +50,11 @@ The supervisor acts when a process dies or a deadline passes (`supervisor/connec
     STREAMING   trailers with the cause, then closed           likewise
     UPGRADED    a close frame, then closed                     likewise
     DRAINING    closed                                         -
+    LINGERING   closed                                         -
     AGAIN       stays AGAIN                                    -
+
+Responses that begin and are never complete are counted: by the worker, or by the supervisor if the process dies or is
+late in ANSWERING, DRAINING or UPGRADED.
 
 AGAIN requires a journal of requests, which processes that batch have: `supervisor/batch_bisection.py` groups them.
 """
@@ -87,6 +93,7 @@ class ConnectionState(IntEnum):
     RUNNING = 3  #: user code runs, and no byte of the response has been written
     ANSWERING = 4  #: user code produces a streaming response that has begun
     DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
+    LINGERING = 9  #: nothing more is written, and the connection closes once the client has read what was
     UPGRADED = 7  #: the connection is a WebSocket
     STREAMING = 8  #: as ANSWERING, of a gRPC call: the gateway has only whole chunks, which trailers can follow
     AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it

@@ -500,7 +500,7 @@ def test_requests_are_counted_by_route_template(tmp_path: object) -> None:
             found = {}
             for key, value in read_folder(Path(f"{tmp_path}/metrics")).items():
                 series = parse_key(key)
-                if series is not None and series.name == "cortex_route_requests_total":
+                if series is not None and series.name == "cortex_route_requests_total" and value:
                     labels = dict(series.labels)
                     found[labels["route"], labels["code"]] = value
             return found

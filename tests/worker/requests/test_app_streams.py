@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -247,6 +248,7 @@ def test_a_client_that_stops_reading_ends_the_call_and_keeps_only_its_connection
         replica.wait_ready()
         send(replica, sock, b'{"endless": 1}')
         wait_until(lambda: "closed" in replica.log())
+        assert "slow client: it has read nothing for 1 s" in replica.log()
         wait_until(lambda: replica.status().processes[0].lent == 1)
         assert replica.request({"endless": 0}).status == 200
         assert replica.status().processes[0].restarts == 0
@@ -256,3 +258,29 @@ def test_a_client_that_stops_reading_ends_the_call_and_keeps_only_its_connection
         assert received.count(b"x") > 8 << 20
         assert not received.endswith(b"0\r\n\r\n")
         wait_until(lambda: replica.status().processes[0].lent == 0)
+
+
+@pytest.mark.parametrize("function", ["def", "async def"])
+def test_clients_that_do_not_read_cost_other_requests_neither_thread_nor_call_slot(function: str) -> None:
+    source = f"""
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            {function} handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield b"%07d\\n" % number * 100_000
+        """
+    with running_replica(source, timeout_s=30, max_concurrency=2) as replica, contextlib.ExitStack() as stack:
+        replica.wait_ready()
+        stalled = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)]
+        for sock in stalled:
+            send(replica, sock, b'{"n": 40}')
+        wait_until(lambda: replica.status().processes[0].lent == 3)
+        assert replica.request({"n": 1}).body == b"0000000\n" * 100_000
+        received = bytearray()
+        while not received.endswith(b"0\r\n\r\n"):  # a client that goes on gets the rest
+            received += stalled[0].recv(1 << 20)
+        assert received.count(b"0000039\n") == 100_000
+        assert replica.status().processes[0].lent == 2
+        assert replica.status().processes[0].restarts == 0

@@ -247,7 +247,7 @@ def _counted_routes(folder: Path) -> dict[tuple[str, str, str], float]:
     counted = {}
     for key, value in read_folder(folder).items():
         series = parse_key(key)
-        if series is not None and series.name == "cortex_route_requests_total":
+        if series is not None and series.name == "cortex_route_requests_total" and value:
             labels = dict(series.labels)
             counted[labels["method"], labels["route"], labels["code"]] = value
     return counted

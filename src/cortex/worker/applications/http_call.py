@@ -40,11 +40,13 @@ class HttpCall:
         scope: Scope,
         on_progress: Callable[[], None],
         on_abandoned: Callable[[], None],
+        on_wait: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         """Create the call.
 
         `on_progress` is called when a part of the request or of the response has moved, and `on_abandoned` when the
         client disconnects from a response that has begun while the application does not wait for `http.disconnect`.
+        `on_wait` is called before and after the application waits for the client.
         """
         self.scope = scope
         self.status = 0  #: of the response; 0 until it has begun
@@ -54,6 +56,7 @@ class HttpCall:
         self._connection = connection
         self._on_progress = on_progress
         self._on_abandoned = on_abandoned
+        self._on_wait = on_wait
         self._endpoint = scope["root_path"]
         self._is_head = scope["method"] == "HEAD"
         # The bare endpoint; pages there need the slash, so that their relative addresses lead below the endpoint.
@@ -96,10 +99,14 @@ class HttpCall:
                 self._is_read = connection.is_complete
                 return {"type": "http.request", "body": body, "more_body": not self._is_read}
             self._changed = asyncio.Event()
+            if not self._is_read:
+                self._on_wait(True)
             try:
                 await self._changed.wait()
             finally:
                 self._changed = None
+            if not self._is_read:
+                self._on_wait(False)
         return _DISCONNECT
 
     async def send(self, message: Message) -> None:
@@ -122,11 +129,15 @@ class HttpCall:
             return
         self._write(bytes(message.get("body", b"")), message.get("more_body", False))
         if not self.is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            self._on_wait(True)
             await self._connection.flushed()
-            self._on_progress()
+            self._on_wait(False)
 
     def _start(self, status: int, headers: tuple[Header, ...]) -> None:
-        """Keep the head until the body begins: a body in one piece is sent with its length."""
+        """Send the head at the next turn of the event loop.
+
+        A body that the application sends before that goes with it, and with its length if it is in one piece.
+        """
         kept = tuple(header for header in validate_head(status, headers) if header[0] != b"date")
         if status == 404 and self._may_redirect:
             query = self.scope["query_string"]
@@ -137,6 +148,24 @@ class HttpCall:
         elif status not in BODILESS:
             self._length = declared_length(headers)
         self._head = status, kept
+        if not (
+            self._is_head or status in BODILESS or self._length == 0
+        ):  # complete with its head: not without its end
+            asyncio.get_running_loop().call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        if not (self.status or self.is_over):
+            self._begin(self._length, b"")
+            self._on_progress()
+
+    def _begin(self, length: int | None, body: bytes) -> None:
+        assert self._head is not None
+        self.status, headers = self._head
+        connection = self._connection
+        name_span(connection.span, self.scope, self._endpoint)
+        connection.begin_response(self.status, headers, length, self._is_head, body)
+        if self.status >= 500:
+            connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
 
     def _write(self, body: bytes, more: bool) -> None:
         assert self._head is not None
@@ -147,13 +176,9 @@ class HttpCall:
         if self.status:
             connection.write_body(body)
         else:
-            self.status, headers = self._head
-            if length is None and not (more or self._is_head or self.status in BODILESS):
+            if length is None and not (more or self._is_head or self._head[0] in BODILESS):
                 length = len(body)
-            name_span(connection.span, self.scope, self._endpoint)
-            connection.begin_response(self.status, headers, length, self._is_head, body)
-            if self.status >= 500:
-                connection.span = None  # frameworks raise the exception after the response: see `_RunningCall`
+            self._begin(length, body)
         if more:
             self._on_progress()
         elif not self.is_over:
@@ -167,7 +192,7 @@ class HttpCall:
         else:
             return
         if self.status:
-            self._connection.close()
+            self._connection.abort()
         raise RuntimeError(problem)
 
 

@@ -119,7 +119,7 @@ class ApplicationServer:
             self._tick_later()
         else:
             scope = http_scope(connection.method, connection.url, headers, self._lifespan.state)
-            call = HttpCall(connection, scope, running.extend, running.abandon)
+            call = HttpCall(connection, scope, running.extend, running.abandon, running.wait)
         connection.call = call
         self._running.add(running)
         running.start(call, self._lifespan.app)
@@ -209,6 +209,7 @@ class _RunningCall:
         self._arrived_ns = connection.arrived_ns
         self.deadline_ns = deadline_ns
         self._is_interrupted = False
+        self._waits = False  #: of WSGI: for the client
 
     def start(self, call: Call, app: Any) -> None:
         """Call the application in a task of its own."""
@@ -226,10 +227,28 @@ class _RunningCall:
         deadline_ns = time.monotonic_ns() + self._silence_ns
         if 0 <= deadline_ns - self.deadline_ns < _PROGRESS_NS:
             return
-        if not self._server.is_wsgi:
+        if self._waits or not self._server.is_wsgi:
             self.deadline_ns = deadline_ns
             self._server.watch(deadline_ns)  # the limit of a WebSocket may be shorter than that of its handshake
         self._extend_shared()
+
+    def wait(self, waits: bool) -> None:
+        """Note whether the application waits for the client: then the supervisor ends nothing.
+
+        Others use the call slot meanwhile, but for WSGI, which occupies a thread.
+        """
+        if self._server.is_wsgi:
+            self._waits = waits
+            self.deadline_ns = _NEVER_NS
+            if waits:
+                self.extend()
+            elif self.call.was_closed or not self.call.is_over:
+                self._connection.extend(time.monotonic_ns() + self._server.timeout_ns)
+        else:
+            if not waits:
+                self.extend()
+            if self.call.status:
+                self._connection.wait_for_client(waits)
 
     def tick(self, call: WebSocketCall, now: float) -> None:
         """Do what is due for a WebSocket."""
@@ -243,6 +262,8 @@ class _RunningCall:
         if isinstance(self.call, WebSocketCall):
             self.call.fail(503, _RESTARTS, RESTART)
         elif not self.call.is_over:
+            if self.call.status:
+                self._connection.count_aborted()
             self._connection.close()
 
     def abandon(self) -> None:
@@ -264,6 +285,9 @@ class _RunningCall:
     def _extend_shared(self) -> None:
         """Move the deadline at which the supervisor considers the event loop blocked."""
         if self._connection.open and not self.call.is_over:
+            if self._waits:
+                self._connection.extend(_NEVER_NS)
+                return
             silence_ns = min(self._silence_ns, max(self._server.timeout_ns, int(2 * _TICK_S * _NS_PER_S)))
             self._connection.extend(time.monotonic_ns() + silence_ns + self._server.grace_ns)
 
@@ -286,7 +310,12 @@ class _RunningCall:
     def _time_out(self, call: HttpCall) -> None:
         if not call.is_over:
             if call.status:
-                self._connection.close()
+                if self._connection.unsent_bytes:
+                    self._connection.log_slow_client(self._server.timeout_s)
+                else:
+                    self._connection.count_aborted()
+                self._connection.break_off()
+                call.was_closed = True
             else:
                 call.status = 504
                 self._connection.respond_error(504, f"timed out after {self._server.timeout_s:g} s")
@@ -333,9 +362,11 @@ class _RunningCall:
     def _respond_failure(self, what: str) -> None:
         message = f"internal server error: {what}{self._server.logs_hint()}"
         if isinstance(self.call, WebSocketCall):
+            if self.call.is_accepted:
+                self._connection.count_aborted()
             self.call.fail(500, message)
         elif self.call.status:
-            self._connection.close()
+            self._connection.abort()
         else:
             self.call.status = 500
             self._connection.respond_error(500, message)

@@ -113,6 +113,7 @@ class CommandCall:
         if not self._is_sent:
             self._send_request()
         if self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+            self._wait_for_client(False)
             self._upstream.resume()
 
     def receive_data(self, data: bytes) -> None:
@@ -151,6 +152,11 @@ class CommandCall:
             self._parse(data)
         if not self._is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
             self._upstream.pause()
+            self._wait_for_client(True)
+
+    def _wait_for_client(self, waits: bool) -> None:
+        if self.status and not self._is_upgraded:
+            self._connection.wait_for_client(waits)
 
     def on_end(self, is_reset: bool) -> None:
         """Handle the end of the server's connection."""
@@ -288,8 +294,9 @@ class CommandCall:
 
     def _break_off(self) -> None:
         """Cut the response off, so that no client takes what it has for the whole."""
-        self._connection.break_off()
         self._end()
+        self._connection.abort()
+        self._connection.call_over()
 
     def _finish(self) -> None:
         """End the response, which is complete."""
@@ -320,6 +327,12 @@ class CommandCall:
         elif not self._upstream.is_connected:
             self._respond_error(503, f"the server of the command accepts no connection: {self._upstream.error}")
         else:
+            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                self._connection.log_slow_client(self._server.timeout_s)
+                self._end()
+                self._connection.break_off()
+                self._connection.call_over()
+                return
             self._respond_error(504, f"timed out after {self._server.timeout_s:g} s")
 
     # End.

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 MAX_UNSENT_BYTES = 256 * 1024
 _JSON = b"application/json"
 _NS_PER_S = 1_000_000_000
+_NEVER_NS = 1 << 62
+#: Interval at which the deadline of a stream on a thread is checked once it has passed.
+_CHECK_NS = 250_000_000
 
 
 class Call:
@@ -110,7 +113,9 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
         self._unsent = 0
-        self._has_room = threading.Event()
+        self._results: Iterator[Any] | None = None  #: what a method on a thread yields
+        self._is_suspended = False  #: it goes on once the client has read what was sent
+        self._waits_for_message = False  #: the method is on a thread, and waits for the client
 
     # Start.
 
@@ -125,8 +130,10 @@ class Call:
                 self._refuse(error)
                 return
         if self.rpc.request_streams:
-            requests = AsyncRequests if self.rpc.is_async else ThreadRequests
-            self._requests = requests(self._parse, self._on_room)
+            if self.rpc.is_async:
+                self._requests = AsyncRequests(self._parse, self._on_room)
+            else:
+                self._requests = ThreadRequests(self._parse, self._on_room, self._on_wait)
             self._start(self._requests)
 
     def _start(self, request: Any) -> None:
@@ -136,7 +143,7 @@ class Call:
         self._is_running = True
         if self.rpc.is_async:
             self.task = self._server.loop.create_task(self._run(request))
-        elif self._server.runner.inline:
+        elif self._server.runner.inline:  # never, if the service has streams
             self._complete(*self._server.runner.call_inline(self._call, request))
         else:
             self._server.runner.submit(partial(self._run_on_thread, request))
@@ -223,10 +230,17 @@ class Call:
         """Read further messages. On any thread."""
         self._server.loop.call_soon_threadsafe(self.wake)
 
+    def _on_wait(self, waits: bool) -> None:
+        """Note whether the method waits for a message, which is no user code. On its thread."""
+        self._waits_for_message = waits
+        self._extend()
+
     # Deadlines and the end.
 
     def _shared_deadline_ns(self) -> int:
         """Return when the supervisor ends the call: at once for calls on threads, else if the event loop is blocked."""
+        if self._waits_for_message:
+            return _NEVER_NS
         return self._deadline_ns + (self._server.grace_ns if self.rpc.is_async else 0)
 
     def _extend(self) -> None:
@@ -237,8 +251,10 @@ class Call:
 
     def _check_later(self, now_ns: int) -> None:
         ends = [self._client_deadline_ns] if self._client_deadline_ns is not None else []
-        if self.rpc.is_async or not self._is_running:
+        if self._is_ended_here:
             ends.append(self._deadline_ns)
+        elif self._streams:
+            ends.append(max(self._deadline_ns, now_ns + _CHECK_NS))
         if ends:
             self._timer = self._server.loop.call_later(max(0, min(ends) - now_ns) / _NS_PER_S, self._check)
 
@@ -250,10 +266,26 @@ class Call:
             return
         if client_ns is not None and now_ns >= client_ns:
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the client has passed")
-        elif now_ns >= self._deadline_ns and (self.rpc.is_async or not self._is_running):
+        elif now_ns >= self._deadline_ns and self._is_ended_here:
+            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                self._end_slow_client()
+                return
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
         else:
             self._check_later(now_ns)
+
+    def _end_slow_client(self) -> None:
+        self._connection.log_slow_client(self._server.timeout_s)
+        self._set_over(grpc.StatusCode.CANCELLED)
+        self._connection.count_disconnect()
+        self._connection.break_off()
+        self._was_closed = not self._connection.open
+        self._stop(grpc.RpcError("the client reads nothing"))
+
+    @property
+    def _is_ended_here(self) -> bool:
+        """Return whether no user code runs that only the supervisor could end."""
+        return self.rpc.is_async or not self._is_running or self._waits_for_message or self._is_suspended
 
     def interrupt(self) -> None:
         """End the call, because its process ends."""
@@ -291,7 +323,6 @@ class Call:
         """Interrupt user code: its iterator raises `error`, and its task is cancelled if `only_if`."""
         if self._requests is not None:
             self._requests.end(error)
-        self._has_room.set()
         if self.task is not None and only_if:
             self.task.cancel()
         if not self._is_running:
@@ -314,20 +345,31 @@ class Call:
 
     def _run_on_thread(self, request: Any) -> None:
         failure, last = self._call(request)
-        self._server.runner.wake(lambda: self._complete(failure, last))
+        if failure is None and self._results is not None:
+            self._server.runner.wake(lambda: self._continue(request))
+        else:
+            self._server.runner.wake(lambda: self._complete(failure, last))
 
     def _call(self, request: Any) -> tuple[BaseException | None, bytes | None]:
-        """Call a method that is not `async def`; return what it raised, and its message unless it streams."""
+        """Call a method that is not `async def`; return what it raised, and its message unless it streams.
+
+        If the client is slow, a stream keeps its results, and the next call goes on with them.
+        """
         connection = self._connection
         connection.enter(self.rpc.name)
         last: bytes | None = None
         failure: BaseException | None = None
         try:
-            result = self.rpc.call(self._parse(request) if isinstance(request, bytes) else request, self.context)
-            if self.rpc.response_streams:
-                self._send_all(result)
-            else:
-                last = None if result is None else self._encode(result)
+            if self._results is None:
+                result = self.rpc.call(self._parse(request) if isinstance(request, bytes) else request, self.context)
+                if not self.rpc.response_streams:
+                    last = None if result is None else self._encode(result)
+                elif isinstance(result, Iterable):
+                    self._results = iter(result)
+                else:
+                    raise self._not_a_stream(result)
+            if self._results is not None:
+                self._send_all(self._results)
             end_if_forked(self._pid)
         except BaseException as error:  # the edge of the user's code
             end_if_forked(self._pid)
@@ -336,44 +378,51 @@ class Call:
             connection.leave()
         return failure, last
 
-    def _send_all(self, results: Any) -> None:
-        """Send what the user's method yields. On its thread."""
-        if not isinstance(results, Iterable):
-            raise self._not_a_stream(results)
+    def _send_all(self, results: Iterator[Any]) -> None:
+        """Send what the user's method yields, to its end or until the client is slow. On its thread."""
+        is_full = False
         try:
-            for result in results:
-                end_if_forked(self._pid)
-                if self.is_over:
+            while not (self.is_over or is_full):
+                try:
+                    data = self._encode(next(results))
+                except StopIteration:
                     break
-                data = self._encode(result)
+                end_if_forked(self._pid)
                 with self._lock:
                     self._unsent += len(data)
                     is_full = self._unsent > MAX_UNSENT_BYTES
-                    if is_full:
-                        self._has_room.clear()
                 self._server.runner.wake(lambda data=data: self._send_from_thread(data))  # type: ignore[misc]
-                if is_full and not self.is_over:
-                    self._has_room.wait()
         finally:
-            if callable(close := getattr(results, "close", None)):
-                close()
+            if not is_full:
+                self._results = None
+                if callable(close := getattr(results, "close", None)):
+                    close()
 
     def _send_from_thread(self, data: bytes) -> None:
         self._send(data)
-        if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
-            self._server.loop.create_task(self._sent(len(data)))
-        else:
-            self._release(len(data))
+        if self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+            with self._lock:
+                self._unsent -= len(data)
 
-    async def _sent(self, size: int) -> None:
-        await self._connection.flushed()
-        self._release(size)
-
-    def _release(self, size: int) -> None:
+    def _continue(self, request: Any) -> None:
+        """Continue a method that yields faster than the event loop has sent; after a slow client, if it is one."""
         with self._lock:
-            self._unsent -= size
-            if self._unsent <= MAX_UNSENT_BYTES:
-                self._has_room.set()
+            self._unsent = 0
+        if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            self._is_suspended = True
+            self._server.loop.create_task(self._continue_later(request))
+        else:
+            self._server.runner.submit(partial(self._run_on_thread, request))
+
+    async def _continue_later(self, request: Any) -> None:
+        """Continue once the client has read what was sent, or the call has ended."""
+        self._connection.wait_for_client(True)
+        await self._connection.flushed()
+        self._is_suspended = False
+        self._deadline_ns = time.monotonic_ns() + self._server.timeout_ns
+        self._connection.extend(self._deadline_ns)
+        self._connection.wait_for_client(False)
+        self._server.runner.submit(partial(self._run_on_thread, request))
 
     async def _run(self, request: Any) -> None:
         connection = self._connection
@@ -401,8 +450,10 @@ class Call:
             data = self._encode(result)
             self._send(data)
             if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                self._connection.wait_for_client(True)
                 await self._connection.flushed()
                 self._extend()
+                self._connection.wait_for_client(False)
 
     def _complete(self, failure: BaseException | None, last: bytes | None) -> None:
         """End the call with what the user's method returned or raised."""
@@ -490,7 +541,7 @@ class Call:
 
     def _fail_json(self, code: grpc.StatusCode, message: str) -> None:
         if self._connection.has_head:
-            self._connection.close()
+            self._connection.abort()
         else:
             headers = self._refusal.headers if self._refusal is not None else ()
             self._connection.respond_error(self._http_status(code), message, headers, {"code": code.name})

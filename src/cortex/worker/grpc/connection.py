@@ -130,6 +130,8 @@ class GrpcConnection(StreamingConnection):
             body = error_body(message, self.request_id.decode("latin-1"), {"code": code})
             head = response_head(status, b"application/json", ()) + self._last_headers(status)
             self._send(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        else:
+            self.count_aborted()
         self.close()
 
     def _mark_whole(self) -> None:

@@ -62,6 +62,10 @@ class GrpcServer:
         self._routes = RouteRecorder(file)
         self._file = file
         self._counters: dict[tuple[str, grpc.StatusCode], int | None] = {}
+        for name in service.rpcs:  # Prometheus' `increase()` does not see a series begin
+            self._routes.add(_METHOD, f"/{name}")
+            for code in grpc.StatusCode:
+                self._counter(name, code)
         self._running: set[Call] = set()
         self.configure(spec.limits)
 
@@ -132,14 +136,15 @@ class GrpcServer:
         self._count(call.rpc.name, call.code)
 
     def _count(self, rpc: str, code: grpc.StatusCode) -> None:
-        if self._file is None:
-            return
-        counter = self._counters.get((rpc, code), -1)
-        if counter == -1:
-            key = series_key(SeriesKind.COUNTER, "cortex_grpc_calls_total", {"rpc": rpc, "code": code.name})
-            counter = self._counters[rpc, code] = self._file.index_of(key)
-        if counter is not None:
+        counter = self._counter(rpc, code)
+        if counter is not None and self._file is not None:
             self._file.cells[counter] += 1
+
+    def _counter(self, rpc: str, code: grpc.StatusCode) -> int | None:
+        if (rpc, code) not in self._counters and self._file is not None:
+            key = series_key(SeriesKind.COUNTER, "cortex_grpc_calls_total", {"rpc": rpc, "code": code.name})
+            self._counters[rpc, code] = self._file.index_of(key)
+        return self._counters.get((rpc, code))
 
     def logs_hint(self) -> str:
         """Return the end of the message of a failed call."""

@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 MAX_UNREAD_BYTES = 256 * 1024
@@ -21,10 +21,20 @@ _END = object()
 class ThreadRequests:
     """A blocking iterator."""
 
-    def __init__(self, parse: Callable[[bytes], Any], on_room: Callable[[], None]) -> None:
-        """Create it; `on_room` is called, on the thread of user code, when messages may be added again."""
+    def __init__(
+        self,
+        parse: Callable[[bytes], Any],
+        on_room: Callable[[], None],
+        on_wait: Callable[[bool], None] = lambda waits: None,
+    ) -> None:
+        """Create it.
+
+        On the thread of user code, `on_room` is called when messages may be added again, and `on_wait` before and after
+        a wait for a message.
+        """
         self._parse = parse
         self._on_room = on_room
+        self._on_wait = on_wait
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._lock = threading.Lock()
         self._unread = 0
@@ -50,7 +60,12 @@ class ThreadRequests:
         return self
 
     def __next__(self) -> Any:
-        item = self._queue.get()
+        try:
+            item = self._queue.get_nowait()
+        except Empty:
+            self._on_wait(True)
+            item = self._queue.get()
+            self._on_wait(False)
         if not isinstance(item, bytes):
             self._queue.put(item)
             raise StopIteration if item is _END else item

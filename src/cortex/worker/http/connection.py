@@ -30,7 +30,7 @@ from httptools import HttpParserInvalidMethodError, HttpRequestParser
 from cortex.payloads.openai_errors import is_openai_path, openai_error_body
 from cortex.worker.http.cancellation import CLIENTS
 from cortex.worker.monitoring.metrics import RequestRecorder
-from cortex.worker.monitoring.request_log import REQUEST, log_id
+from cortex.worker.monitoring.request_log import REQUEST, log_id, write_log
 from cortex.worker.shared_state import ConnectionState, SharedConnectionState
 from cortex.worker.spec import RequestLimits
 
@@ -437,6 +437,13 @@ class Connection:
         """Move the deadline of a streaming response."""
         self._shared.extend(self.index, deadline_ns)
 
+    def wait_for_client(self, waits: bool) -> None:
+        """Note whether the call waits for the client, and runs no user code. On any thread.
+
+        To the supervisor it is then as a response that is complete: it has no deadline, and its call slot is lent.
+        """
+        self._shared.set_state(self.index, _DRAINING if waits else self._state)
+
     def call_over(self) -> None:
         """Note that user code has finished with the request, which the client may have abandoned meanwhile."""
         if self._abandoned:
@@ -463,6 +470,22 @@ class Connection:
         self._sock.close()
         self._pool.remove(self)
 
+    def log_slow_client(self, timeout_s: float) -> None:
+        """Log that a response is cut off because its client has read nothing for `timeout_s`."""
+        request_id = self.request_id.decode("latin-1")
+        what = f"it has read nothing for {timeout_s:g} s, so the response is cut off"
+        write_log(f"request {request_id} has a slow client: {what}\n")
+
+    def abort(self) -> None:
+        """Break off a response by a fault of the API, which counts as an error."""
+        self.count_aborted()
+        self.break_off()
+
+    def count_aborted(self) -> None:
+        """Count a response that has begun and will never be complete, unless its client has disconnected."""
+        if self.open:
+            (self._recorder if self.compared != _COPY else self._recorder.of_copies).abort()
+
     def break_off(self) -> None:
         """Close in the middle of a response, after what was sent of it.
 
@@ -472,6 +495,7 @@ class Connection:
         if self.open and self._backlog:
             self._close_after = True
             self._set_state(_DRAINING)
+            self._shared.set_state(self.index, ConnectionState.LINGERING)
         else:
             self.close()
 
@@ -783,6 +807,17 @@ class Connection:
             self._flushed = self._flushed or asyncio.Event()
             await self._flushed.wait()
 
+    async def flushed_in_time(self, timeout_s: float) -> bool:
+        """As `flushed`; return False once the gateway has taken nothing for `timeout_s`, because the client is slow."""
+        while self._backlog and self.open:
+            unsent = self.unsent_bytes
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.flushed()
+            if self.open and self.unsent_bytes >= unsent:
+                return False
+        return True
+
     def _frame_body(self) -> bytes:
         """Return the end of the head of a response of unknown length.
 
@@ -890,7 +925,7 @@ class Connection:
     def _linger(self) -> None:
         """Close after the peer has read the response: a close with unread input would reset the connection."""
         self._refused = True
-        self._set_state(_DRAINING)
+        self._set_state(ConnectionState.LINGERING)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._loop.call_later(_LINGER_S, self.close)

@@ -64,6 +64,14 @@ class StreamingConnection(Connection):
         self.resume()
         return data
 
+    def break_off(self) -> None:
+        """Close in the middle of a response, after what was sent of it; the call ends now."""
+        super().break_off()
+        if self._flushed is not None:
+            self._flushed.set()
+            self._flushed = None
+        self._end_call()
+
     def close(self) -> None:
         """Close immediately; the call notices it."""
         super().close()
@@ -209,7 +217,7 @@ class StreamingConnection(Connection):
 
     def end_upgrade(self) -> None:
         """Note that the last bytes of the other protocol are written: if the process dies now, nothing is missing."""
-        self._set_state(ConnectionState.DRAINING)
+        self._set_state(ConnectionState.LINGERING)
 
     def finish(self) -> None:
         """Close once the gateway has taken everything."""

@@ -48,6 +48,13 @@ FINE_BOUNDS_S = tuple(sorted({*DURATION_BOUNDS_S, *(step for step in _STEPS if s
 #: Upper bounds of the buckets of batch sizes.
 SIZE_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
+#: Counter of responses that began and are incomplete.
+ABORTED = "cortex_aborted_responses_total"
+DEATHS, RELOADS = "cortex_process_deaths_total", "cortex_model_reloads_total"
+REQUESTS = "cortex_replica_requests_total"
+#: Statuses whose counters exist before their first response: Prometheus' `increase()` does not see a series begin.
+INITIAL_STATUSES = (200, 400, 404, 422, 499, 500, 502, 503, 504)
+
 #: File name of the supervisor's own metrics.
 SUPERVISOR = "supervisor"
 #: Subfolder with the same files about requests that are copies, which count neither as the API's nor for feedback.
@@ -359,6 +366,7 @@ class RequestRecorder:
         if file is not None:
             bounds = {"queue": DURATION_BOUNDS_S, "handler": FINE_BOUNDS_S, "duration": DURATION_BOUNDS_S}
             histograms = [Histogram(file, f"cortex_request_{name}_seconds", each) for name, each in bounds.items()]
+            self._aborted = file.index_of(series_key(SeriesKind.COUNTER, ABORTED))
         self._is_counting = bool(histograms) and all(histogram.is_complete for histogram in histograms)
         if file is not None and self._is_counting:
             self._cells = file.cells
@@ -422,12 +430,17 @@ class RequestRecorder:
             texts[queue + batch + handler + encode],
         )
 
+    def abort(self) -> None:
+        """Count a response, counted by its status before, that will never be complete."""
+        if self._file is not None and self._aborted is not None:
+            self._file.cells[self._aborted] += 1
+
     def _count(self, status: int) -> None:
         assert self._file is not None
         try:
             index = self._codes[status]
         except KeyError:
-            key = series_key(SeriesKind.COUNTER, "cortex_replica_requests_total", {"code": str(status)})
+            key = series_key(SeriesKind.COUNTER, REQUESTS, {"code": str(status)})
             index = self._codes[status] = self._file.index_of(key)
         if index is not None:
             self._file.cells[index] += 1

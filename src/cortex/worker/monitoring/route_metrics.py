@@ -6,7 +6,7 @@ further routes once there are `MAX_ROUTES`: no client can make the number of ser
 
 from __future__ import annotations
 
-from cortex.worker.monitoring.metrics import Histogram, MetricFile, SeriesKind, series_key
+from cortex.worker.monitoring.metrics import INITIAL_STATUSES, Histogram, MetricFile, SeriesKind, series_key
 
 MAX_ROUTES = 100
 OTHER = "other"
@@ -24,6 +24,15 @@ class RouteRecorder:
         self._counters: dict[tuple[str, str, int], int | None] = {}
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
+    def add(self, method: str, route: str) -> None:
+        """Add the series of a route, so that they exist before its first request."""
+        if self._file is None or (method, route) in self._routes:
+            return
+        self._routes.add((method, route))
+        self._histograms[method, route] = self._histogram(method, route)
+        for status in INITIAL_STATUSES:
+            self._file.index_of(_counter_key(method, route, status))
+
     def record(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
         if self._file is None:
@@ -32,8 +41,7 @@ class RouteRecorder:
         if series not in self._routes:
             if len(self._routes) >= MAX_ROUTES:
                 series = OTHER, OTHER
-            self._routes.add(series)
-            self._histograms.setdefault(series, self._histogram(*series))
+            self.add(*series)
         counter = self._counters.get((*series, status), -1)
         if counter == -1:
             counter = self._counters[*series, status] = self._file.index_of(_counter_key(*series, status))

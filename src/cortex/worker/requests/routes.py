@@ -26,7 +26,7 @@ from cortex.worker.http.connection import (
     response_head,
 )
 from cortex.worker.monitoring.metrics import MetricFile
-from cortex.worker.monitoring.route_metrics import OTHER, RouteRecorder
+from cortex.worker.monitoring.route_metrics import MAX_ROUTES, OTHER, RouteRecorder
 from cortex.worker.requests.inference_routes import InferenceRoutes
 
 _INFERENCE_PATH = b"/v2"
@@ -177,6 +177,9 @@ class RoutedConnection(Connection):
         self._status = 0
 
 
-def routed_connections(file: MetricFile | None) -> Callable[..., Connection]:
+def routed_connections(routes: Sequence[BoundRoute], file: MetricFile | None) -> Callable[..., Connection]:
     """Return what a pool creates connections with."""
-    return partial(RoutedConnection, RouteRecorder(file))
+    recorder = RouteRecorder(file)
+    for each in routes[:MAX_ROUTES]:
+        recorder.add(each.route.verb, each.route.template.plain)
+    return partial(RoutedConnection, recorder)

@@ -80,7 +80,7 @@ class MethodServer:
             from cortex.worker.requests import routes  # noqa: PLC0415 - only for classes with routes
 
             self._below = routes.RouteRequests(predictor.routes, inference)
-            connection_class = routes.routed_connections(file)
+            connection_class = routes.routed_connections(predictor.routes, file)
         self.connections = ConnectionPool(
             loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, connection_class
         )
@@ -303,15 +303,35 @@ class MethodServer:
         self._settle(connection, outcome, 0)
 
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
+        self._continue_stream(connection, outcome, self._stream(connection, outcome.method))
+
+    def _continue_stream(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
         started_ns = time.monotonic_ns()
         connection.enter(outcome.method.name)
-        self._stream(connection, outcome.method).run(outcome.value)
+        is_over = stream.run(outcome.value)
         duration_ns = time.monotonic_ns() - started_ns
-        self._runner.wake(partial(self._release_stream, connection, duration_ns))
+        if is_over:
+            self._runner.wake(partial(self._release_stream, connection, duration_ns))
+        else:
+            self._runner.wake(lambda: self._suspend(connection, outcome, stream, duration_ns))
 
     def _release_stream(self, connection: Connection, duration_ns: int) -> None:
         self._runner.durations.record(duration_ns)
         self._release(connection)
+
+    def _suspend(
+        self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, duration_ns: int
+    ) -> None:
+        self._runner.durations.record(duration_ns)
+        self._lend(True)
+        self._loop.create_task(self._resume(connection, outcome, stream))
+
+    async def _resume(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
+        """Continue a generator on a thread once its client has read what was sent."""
+        await stream.writable()
+        self._lend(False)
+        self._runner.require_threads()
+        self._runner.submit(partial(self._continue_stream, connection, outcome, stream))
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         started_ns = time.monotonic_ns()
@@ -321,7 +341,7 @@ class MethodServer:
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)
             if isinstance(outcome, UnfinishedCall):
-                await self._stream(connection, outcome.method).run_async(outcome.value)
+                await self._stream(connection, outcome.method).run_async(outcome.value, self._lend)
             elif isinstance(outcome, FailedCall):
                 _respond_failed(connection, outcome)
             else:
@@ -363,7 +383,8 @@ class MethodServer:
             except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
                 _respond_failed(connection, self._caller.fail(connection, type(encoded.response).__name__, error))
                 return
-            await self._stream(connection, None, opened.status, b"", opened.headers).run_async(opened.chunks)
+            stream = self._stream(connection, None, opened.status, b"", opened.headers)
+            await stream.run_async(opened.chunks, self._lend)
             self._background.run(lambda: opened.done)
         if completed.background is not None:
             self._background.run(completed.background)
@@ -379,8 +400,8 @@ class MethodServer:
         return ResponseStream(
             connection,
             self._runner,
-            self._loop,
             self._timeout_ns,
+            self._grace_ns,
             partial(self._caller.log_error, connection),
             partial(self._caller.refuse, connection),
             status,
@@ -394,7 +415,11 @@ class MethodServer:
     def _release(self, connection: Connection) -> None:
         """Free the slot of a request, and start queued ones."""
         connection.call_over()
-        self._running -= 1
+        self._lend(True)
+
+    def _lend(self, is_lent: bool) -> None:
+        """Lend the slot of a request that waits for its client, or end that: then one more than the slots may run."""
+        self._running -= 1 if is_lent else -1
         while self._queue and self._running < self._slots:
             waiting, method, deadline_ns = self._queue.popleft()
             if waiting.open:

@@ -1,8 +1,8 @@
 """Streaming responses: chunks of a user's generator, or the body of a starlette response that sends itself.
 
-Chunks are produced on a handler thread or on the event loop. A slow client pauses its generator only once
-`MAX_UNSENT_BYTES` are waiting for it. After the API's timeout without progress, its call ends, and its connection once
-it has read what was sent.
+Chunks are produced on a handler thread or on the event loop. A slow client suspends its generator once
+`MAX_UNSENT_BYTES` are waiting for it: other calls use the thread and the call slot meanwhile. After the API's timeout
+without progress, its call ends, and its connection once it has read what was sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from cortex.errors import UserError
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
-from cortex.worker.http.connection import Connection, Header
+from cortex.worker.http.connection import BODILESS, Connection, Header
+from cortex.worker.http.streaming_connection import declared_length
 from cortex.worker.requests.calls import FailedCall
 from cortex.worker.requests.payload import BYTES, JSON_LINES, TEXT, encode_chunk, stream_media_type, validate_head
 from cortex.worker.requests.runner import Runner
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
-#: Time for a stream to end by itself when it is late, before its process is ended.
-_GRACE_NS = 1_000_000_000
 _NS_PER_S = 1_000_000_000
 _END = object()
 #: Content types of streams, by what OpenAPI documents show.
@@ -42,8 +41,8 @@ class ResponseStream:
         self,
         connection: Connection,
         runner: Runner,
-        loop: asyncio.AbstractEventLoop,
         timeout_ns: int,
+        grace_ns: int,
         log_error: Callable[[BaseException], None],
         refuse: Callable[[BaseException], FailedCall | None],
         status: int = 200,
@@ -53,8 +52,8 @@ class ResponseStream:
     ) -> None:
         self._connection = connection
         self._runner = runner
-        self._loop = loop
         self._timeout_ns = timeout_ns
+        self._grace_ns = grace_ns  #: of calls on the event loop, until the supervisor takes it for blocked
         self._timeout_s = timeout_ns / _NS_PER_S
         self._log_error = log_error
         self._refuse = refuse
@@ -64,33 +63,53 @@ class ResponseStream:
         self._media_type_if_empty = media_type_if_empty
         self._pid = process_id()
         self._started = False
-        self._is_writable = threading.Event()  #: the handler thread may produce the next chunk
+        self._is_cut_off = False  #: the client is too slow
+        self._is_sent = threading.Event()  #: the first chunk
+        self._is_writable = True
 
-    def run(self, chunks: Iterator[Any]) -> None:
+    def run(self, chunks: Iterator[Any]) -> bool:
         """Iterate on a handler thread; the connection is only accessed on the event loop.
 
-        The thread waits until the first chunk is sent: by continuing, it would keep the event loop from the GIL.
+        Returns whether the call has ended; otherwise the client is slow: call it again after `writable`. The thread
+        waits until the first chunk is sent: by continuing, it would keep the event loop from the GIL.
         """
         try:
+            if self._is_cut_off or self._connection.is_abandoned:
+                _close(chunks)
+                end_if_forked(self._pid)
+                return True
+            if self._started:
+                self._extend_deadline()
+                self._connection.wait_for_client(False)
             for chunk in chunks:
                 end_if_forked(self._pid)
                 self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
-                self._extend_deadline(_GRACE_NS)  # or the supervisor would end the process at the same moment
-                if not self._is_writable.wait(self._timeout_s) or self._connection.is_abandoned:
-                    break
                 self._extend_deadline()
-            else:
-                end_if_forked(self._pid)
-                self._runner.wake(self._end)
-                return
-            self._runner.wake(self._connection.break_off)
-            _close(chunks)
+                self._is_sent.wait()
+                if self._connection.is_abandoned:
+                    _close(chunks)
+                    end_if_forked(self._pid)
+                    return True
+                if not self._is_writable:
+                    self._connection.wait_for_client(True)
+                    return False
             end_if_forked(self._pid)
+            self._runner.wake(self._end)
         except BaseException as error:  # the edge of the user's code
             self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
+        return True
 
-    async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any]) -> None:
-        """Iterate on the event loop."""
+    async def writable(self) -> None:
+        """Wait until the client has read what was sent; cut it off if it reads nothing for the timeout of the API."""
+        self._connection.wait_for_client(True)
+        if not await self._connection.flushed_in_time(self._timeout_s):
+            self._is_cut_off = True
+            self._connection.log_slow_client(self._timeout_s)
+            self._connection.break_off()
+        self._is_writable = True
+
+    async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any], lend: Callable[[bool], None]) -> None:
+        """Iterate on the event loop; `lend` is called while a slow client is awaited, and after that."""
         source = chunks if isinstance(chunks, AsyncIterable) else self._as_async(chunks)
         iterator = source.__aiter__()
         try:
@@ -104,10 +123,16 @@ class ResponseStream:
                         return
                     end_if_forked(self._pid)
                 self._write(chunk, encode_chunk(chunk))
-                self._extend_deadline(_GRACE_NS)  # as above
-                if self._connection.unsent_bytes > MAX_UNSENT_BYTES and not await self._is_flushed_in_time():
-                    self._connection.break_off()
-                    return
+                if not self._is_writable:
+                    lend(True)
+                    try:
+                        await self.writable()
+                    finally:
+                        lend(False)
+                    if self._is_cut_off:
+                        return
+                    self._connection.wait_for_client(False)
+                self._extend_deadline(self._grace_ns)
         except BaseException as error:  # the edge of the user's code
             if isinstance(error, asyncio.CancelledError) and not self._connection.open:
                 return  # the client has disconnected
@@ -124,17 +149,8 @@ class ResponseStream:
         finally:
             self._runner.call_inline(_close, chunks)
 
-    async def _is_flushed_in_time(self) -> bool:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._connection.flushed()
-        except TimeoutError:
-            return False
-        self._extend_deadline(_GRACE_NS)
-        return True
-
-    def _extend_deadline(self, more_ns: int = 0) -> None:
-        self._connection.extend(time.monotonic_ns() + self._timeout_ns + more_ns)
+    def _extend_deadline(self, grace_ns: int = 0) -> None:
+        self._connection.extend(time.monotonic_ns() + self._timeout_ns + grace_ns)
 
     def _write(self, chunk: Any, data: bytes) -> None:
         connection = self._connection
@@ -142,14 +158,8 @@ class ResponseStream:
             connection.stream(data)
         else:
             self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
-            self._is_writable.set()
-        if connection.unsent_bytes > MAX_UNSENT_BYTES and self._is_writable.is_set():
-            self._is_writable.clear()
-            self._loop.create_task(self._wait_until_writable())
-
-    async def _wait_until_writable(self) -> None:
-        await self._connection.flushed()
-        self._is_writable.set()
+            self._is_sent.set()
+        self._is_writable = connection.unsent_bytes <= MAX_UNSENT_BYTES
 
     def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
         self._started = True
@@ -170,7 +180,7 @@ class ResponseStream:
     def _abort(self, error: BaseException, refused: FailedCall | None) -> None:
         """Respond with an error if the response has not begun; disconnect otherwise."""
         if self._started:
-            self._connection.break_off()
+            self._connection.abort()
         elif refused is not None:
             self._connection.respond_error(refused.status, refused.message, refused.headers, refused.fields)
         else:
@@ -209,10 +219,12 @@ async def open_response(response: Response, headers: Iterable[Header] = (), meth
         if head is None:
             raise UserError(f"{type(response).__name__} ended without an answer")
         headers_sent = validate_head(head["status"], head.get("headers", ()))
+        length = declared_length(head.get("headers", ())) if method != "HEAD" else None
+        length = None if head["status"] in BODILESS else length
     except BaseException:
         await call.close()
         raise
-    return OpenedResponse(head["status"], headers_sent, call.chunks(), call.task)
+    return OpenedResponse(head["status"], headers_sent, call.chunks(length), call.task)
 
 
 class _AsgiCall:
@@ -243,15 +255,21 @@ class _AsgiCall:
             raise self._error
         return message
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body; the background task continues after its last chunk."""
-        more = True
+    async def chunks(self, length: int | None) -> AsyncGenerator[bytes, None]:
+        """Yield the body; the background task continues after its last chunk.
+
+        Raises: UserError if it does not have the declared length. It is sent in chunks, so nobody else notices that.
+        """
+        more, sent_bytes = True, 0
         try:
             while more and (message := await self.next()) is not None:
                 more = message.get("more_body", False)
                 if body := message.get("body", b""):
+                    sent_bytes += len(body)
                     yield bytes(body)
             more = False
+            if length is not None and sent_bytes != length:
+                raise UserError(f"the body has {sent_bytes} bytes, but its content-length is {length}")
         finally:
             if more:
                 await self.close()
