@@ -231,13 +231,14 @@ def test_numbers_are_read_from_the_series_of_replicas() -> None:
         **counter(requests, 3, code="422"),
         **counter(requests, 2, code="500"),
         **counter(requests, 4, code="499"),
+        **counter("cortex_aborted_responses_total", 6),
         **bucket(HANDLER, 7, "0.0125"),
         **bucket(HANDLER, 1, "+Inf"),
         **bucket("cortex_request_queue_seconds", 9, "0.01"),
         **counter("cortex_predictions_total", 5, **{"class": "cat"}),
         "not a key cortex_replica_requests_total": 1,
     }
-    assert RevisionNumbers.of(series) == RevisionNumbers(99, 5, {0.0125: 7, math.inf: 1}, {"cat": 5})
+    assert RevisionNumbers.of(series) == RevisionNumbers(99, 11, {0.0125: 7, math.inf: 1}, {"cat": 5})
 
 
 @pytest.mark.parametrize(
@@ -250,6 +251,18 @@ def test_numbers_are_read_from_the_series_of_replicas() -> None:
 )
 def test_a_window_is_the_difference_of_numbers(after: RevisionNumbers, difference: RevisionNumbers | None) -> None:
     assert after.since(RevisionNumbers(5, 1)) == difference
+
+
+def test_responses_that_break_off_in_a_later_window_than_they_began_count() -> None:
+    subject = judge(max_error_increase="0.5%")
+    for window in range(60):
+        began = window % 2 == 0  # each second window has requests only, and the other one the ends of their streams
+        new = RevisionNumbers(100 if began else 10, 0 if began else 50)
+        subject.observe(RevisionNumbers(100, 0), new, False, 10.0 * window)
+        subject.load(json.loads(json.dumps(subject.dump())))
+    errors = subject.findings()[0]
+    assert errors.finding is Finding.WORSE
+    assert errors.new == pytest.approx(30 * 50 / (30 * 110), abs=0.02)
 
 
 def test_requests_are_counted_above_a_bound() -> None:

@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cortex.operator.monitoring.metrics import HELP, MetricPoint, counter, gauge, series_points, to_text
+from cortex.operator.monitoring.metrics import HELP, MetricPoint, counter, gauge, initial_series, series_points, to_text
 from cortex.worker.monitoring.metrics import Histogram, MetricFile, SeriesKind, read_metrics, series_key
+from harness.replicas.fleet import api as new_api
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
@@ -114,6 +115,21 @@ def test_escapes_stored_text_that_utf_8_can_not_encode() -> None:
     (family,) = text_string_to_metric_families(to_text(series_points("iris", numbers)).decode())
 
     assert family.samples[0].labels == {"api": "iris", "tag": r"a\ud800"}
+
+
+def test_counters_of_an_api_begin_with_zero() -> None:
+    text = to_text(series_points("iris", initial_series(new_api()))).decode()
+    for line in (
+        'cortex_process_deaths_total{api="iris",cause="exited"}',
+        'cortex_process_deaths_total{api="iris",cause="out of memory"}',
+        'cortex_replica_requests_total{api="iris",code="500"}',
+        'cortex_aborted_responses_total{api="iris"}',
+    ):
+        assert f"{line} 0.0" in text
+    assert (
+        "cortex_replica_requests_total"
+        not in to_text(series_points("sum", initial_series(new_api(kind="BatchAPI")))).decode()
+    )
 
 
 def test_the_reference_documents_every_metric() -> None:

@@ -121,6 +121,7 @@ _COLUMNS: dict[ApiKind, tuple[Column, ...]] = {
         _2XX,
         ("4XX", lambda api, now: str(_responses(api, "4xx")), "0"),
         _5XX,
+        ("aborted", lambda api, now: str(api["metrics"].get("aborted", 0)), "0"),
     ),
     # The metrics of an AsyncAPI's requests are omitted: they do not measure its work.
     ApiKind.ASYNC: (

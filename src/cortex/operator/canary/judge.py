@@ -5,7 +5,7 @@ compares the windows. Five properties are judged:
 
 | property | the part of the requests that … | may grow by |
 |---|---|---|
-| errors | got a status from 400, except 499 | `max_error_increase` |
+| errors | got a status from 400, except 499, or an incomplete response | `max_error_increase` |
 | p50, p99 | took longer than the old revision's quantile; of the new one, 1 + `max_latency_increase` times that | 0 |
 | predictions | had a class, for each class; and those that had another one | `max_prediction_shift` |
 | disagreement | had another prediction, of those copied to the new revision | `max_disagreement`, from 0 |
@@ -34,7 +34,7 @@ from cortex.config.schema import Api, CanaryConfig
 from cortex.config.values import fraction
 from cortex.operator.canary.evidence import Claim, CountWindow, Evidence, log_mean
 from cortex.operator.monitoring.prediction_summary import categories
-from cortex.worker.monitoring.metrics import HANDLER, SeriesKind, parse_key
+from cortex.worker.monitoring.metrics import ABORTED, HANDLER, REQUESTS, SeriesKind, parse_key
 
 Json = dict[str, Any]
 
@@ -54,7 +54,6 @@ BLOCK_S, MIN_BLOCKS = 30.0, 3
 SEGMENT_S, PART_OF_WHOLE_TRIAL = 3600.0, 0.5
 #: Classes that are compared; further ones are not.
 MAX_CLASSES = 20
-_REQUESTS = "cortex_replica_requests_total"
 _DISCONNECTED = "499"
 
 
@@ -82,14 +81,16 @@ class RevisionNumbers:
         requests = errors = 0
         durations: dict[float, int] = {}
         for key, value in series.items():
-            parsed = parse_key(key) if _REQUESTS in key or HANDLER in key else None
+            parsed = parse_key(key) if any(name in key for name in (REQUESTS, ABORTED, HANDLER)) else None
             if parsed is None:
                 continue
             labels = dict(parsed.labels)
-            if parsed.name == _REQUESTS:
+            if parsed.name == REQUESTS:
                 code = labels.get("code", "")
                 requests += int(value)
                 errors += int(value) if code >= "400" and code != _DISCONNECTED else 0
+            elif parsed.name == ABORTED:
+                errors += int(value)
             elif parsed.kind is SeriesKind.BUCKET:
                 durations[float(labels.get("le", "inf"))] = int(value)
         return cls(requests, errors, durations, categories(series, counts_classes=True), replicas)
@@ -203,6 +204,7 @@ class Judge:
         self._block_began_s = -math.inf
         self._segment_began_s = math.inf  #: not yet
         self._segments = 0  #: after the first one
+        self._late_errors = [0, 0]  #: of both revisions: more than a window had requests, as streams break off late
 
     def judges_by(self, canary: CanaryConfig) -> bool:
         """Return whether the evidence is about these tolerances; with others, it has to start over."""
@@ -220,7 +222,7 @@ class Judge:
                 self._begin_segment(time_s, is_step=False)
             for each in self._comparisons():
                 each.begin_block()
-        self._errors.observe(CountWindow(old.requests, old.errors, new.requests, new.errors))
+        self._observe_errors(old, new)
         if is_warm:
             self._observe_latency(old, new)
         if self._shift is not None:
@@ -257,6 +259,12 @@ class Judge:
     def _comparisons(self) -> list[Comparison]:
         judged = [self._errors, *self._slow.values(), *self._more.values(), *self._fewer.values()]
         return judged if self._disagreement is None else [*judged, self._disagreement]
+
+    def _observe_errors(self, old: RevisionNumbers, new: RevisionNumbers) -> None:
+        found = [errors + late for errors, late in zip((old.errors, new.errors), self._late_errors, strict=True)]
+        a, b = min(found[0], old.requests), min(found[1], new.requests)
+        self._late_errors = [found[0] - a, found[1] - b]
+        self._errors.observe(CountWindow(old.requests, a, new.requests, b))
 
     def _observe_latency(self, old: RevisionNumbers, new: RevisionNumbers) -> None:
         bounds = self._durations.keys() & new.durations.keys() & old.durations.keys()
@@ -324,6 +332,7 @@ class Judge:
             "block_began_s": self._block_began_s if math.isfinite(self._block_began_s) else None,
             "segment_began_s": self._segment_began_s if math.isfinite(self._segment_began_s) else None,
             "segments": self._segments,
+            "late_errors": self._late_errors,
         }
 
     def load(self, data: Json) -> None:
@@ -344,6 +353,8 @@ class Judge:
         began_s = data["segment_began_s"]
         self._segment_began_s = math.inf if began_s is None else float(began_s)
         self._segments = int(data["segments"])
+        old, new = data.get("late_errors", (0, 0))  # an operator of another version may have stored it
+        self._late_errors = [int(old), int(new)]
 
 
 def needed_evidence(properties: int, confidence: float) -> tuple[float, float]:

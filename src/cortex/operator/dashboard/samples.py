@@ -20,7 +20,7 @@ from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
-from cortex.worker.monitoring.metrics import SeriesKind, parse_key
+from cortex.worker.monitoring.metrics import ABORTED, SeriesKind, parse_key, series_key
 
 SAMPLE_S = 5.0
 #: Interval and number of the samples in each ring.
@@ -30,6 +30,7 @@ DAY = (60.0, 1440)
 MAX_APIS = 200
 
 _DURATION = "cortex_request_duration_seconds"
+_ABORTED_KEY = series_key(SeriesKind.COUNTER, ABORTED)
 _NOTHING = -(2**62)
 Buckets = Mapping[float, float]  #: number of requests by upper bound in seconds
 
@@ -39,7 +40,7 @@ class ApiSample(NamedTuple):
 
     requests_per_s: float = math.nan  #: responses of all classes
     client_errors_per_s: float = math.nan  #: 4xx, and clients that disconnected
-    server_errors_per_s: float = math.nan  #: 5xx
+    server_errors_per_s: float = math.nan  #: 5xx, and responses that broke off
     in_flight: float = math.nan
     queued: float = math.nan  #: requests in the gateway; for AsyncAPIs unfinished workloads
     p50_s: float = math.nan
@@ -121,6 +122,7 @@ class _Counters(NamedTuple):
     at: float
     responses: Mapping[int, int]
     durations: Buckets
+    aborted: float
 
 
 class _SampledApi:
@@ -138,8 +140,9 @@ class _SampledApi:
         return self._last is not None and self._last.responses == responses
 
     @property
-    def durations(self) -> Buckets:
-        return self._last.durations if self._last else {}
+    def counted(self) -> tuple[Buckets, float]:
+        """The histogram of durations, and the incomplete responses, of the last sample."""
+        return (self._last.durations, self._last.aborted) if self._last else ({}, 0.0)
 
     def add(self, counters: _Counters, sample: ApiSample) -> None:
         if self._last is not None:
@@ -160,7 +163,7 @@ def _with_rates(sample: ApiSample, before: _Counters, after: _Counters) -> ApiSa
     return sample._replace(
         requests_per_s=sum(new.values()) / seconds,
         client_errors_per_s=(new.get(4, 0) + new.get(0, 0)) / seconds,
-        server_errors_per_s=new.get(5, 0) / seconds,
+        server_errors_per_s=(new.get(5, 0) + max(0.0, after.aborted - before.aborted)) / seconds,
         p50_s=quantile(0.5, buckets),
         p99_s=quantile(0.99, buckets),
     )
@@ -220,21 +223,24 @@ class LoadRecorder:
         except GatewayError:  # the reconciler logs that; what is known without the gateway is sampled
             stats = {}
         busy = [name for name, each in stats.items() if self._is_busy(name, each)]
-        durations = await asyncio.to_thread(lambda: dict(self._read_durations(busy))) if busy else {}
+        counted = await asyncio.to_thread(lambda: dict(self._read_totals(busy))) if busy else {}
         now = self._clock()
         for record in records:
-            self._add(record, now, stats.get(record.name), durations.get(record.name))
+            self._add(record, now, stats.get(record.name), counted.get(record.name))
 
     def _is_busy(self, name: str, stats: BackendStats) -> bool:
         """Return True if the histogram of an API must be read: it has responded to requests since the last sample."""
         sampled = self._apis.get(name)
         return sampled is None or not sampled.is_unchanged(stats.responses)
 
-    def _read_durations(self, names: Sequence[str]) -> Iterator[tuple[str, Buckets]]:
+    def _read_totals(self, names: Sequence[str]) -> Iterator[tuple[str, tuple[Buckets, float]]]:
         for name in names:
-            yield name, duration_buckets(self._totals.of(name))
+            totals = self._totals.of(name)
+            yield name, (duration_buckets(totals), totals.get(_ABORTED_KEY, 0.0))
 
-    def _add(self, record: ApiRecord, now: float, stats: BackendStats | None, durations: Buckets | None) -> None:
+    def _add(
+        self, record: ApiRecord, now: float, stats: BackendStats | None, counted: tuple[Buckets, float] | None
+    ) -> None:
         sampled = self._apis.get(record.name)
         if sampled is None:
             sampled = self._apis[record.name] = _SampledApi()
@@ -249,4 +255,4 @@ class LoadRecorder:
         if stats is None:  # rates would count all responses as new once the gateway answers
             sampled.hour.add(now, sample)
             return
-        sampled.add(_Counters(now, responses, durations if durations is not None else sampled.durations), sample)
+        sampled.add(_Counters(now, responses, *(counted or sampled.counted)), sample)

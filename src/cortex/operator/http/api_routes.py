@@ -205,7 +205,7 @@ async def _finish(request: Request, services: Services, results: Sequence[Deploy
 
 async def describe_api(services: Services, record: ApiRecord) -> Json:
     """Return one API, with its latest jobs if it runs jobs."""
-    described = _describe(services, record, await _gateway_metrics(services))
+    described = _describe(services, record, await _metrics(services, [record]))
     if record.spec.kind.runs_jobs:
         jobs = await services.jobs.list(record.name)
         described |= (await services.jobs.summaries()).get(record.name, NO_JOBS)
@@ -223,8 +223,8 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
 
 async def describe_apis(services: Services, only: str | None = None) -> list[Json]:
     """Return every API, or `only` the one of this name."""
-    metrics = await _gateway_metrics(services)
     records = [record for record in services.apis.records() if only in (None, record.name)]
+    metrics = await _metrics(services, records)
     jobs = await services.jobs.summaries() if any(record.spec.kind.runs_jobs for record in records) else {}
     return [
         _describe(services, record, metrics) | (jobs.get(record.name, NO_JOBS) if record.spec.kind.runs_jobs else {})
@@ -246,15 +246,17 @@ async def _memory(services: Services, api: str) -> list[Json]:
     ]
 
 
-async def _gateway_metrics(services: Services) -> dict[str, Json]:
+async def _metrics(services: Services, records: list[ApiRecord]) -> dict[str, Json]:
     try:
         stats = await services.gateway.stats()
     except GatewayError as error:
         _logger.warning("gateway statistics are unavailable", error=error)
         return {}
+    aborted = await services.metrics.aborted(record.name for record in records if record.spec.kind is ApiKind.REALTIME)
     return {
         name: {
             "requests": {f"{kind}xx": api.responses.get(kind, 0) for kind in range(1, 6)},
+            "aborted": aborted.get(name, 0),
             "in_flight": api.in_flight,
             "queued": api.queued,
             "average_ms": api.average_ms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -13,24 +13,32 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from cortex import __version__
+from cortex.config.schema import Api
 from cortex.engine.usage import RecentUsage, ResourceUsage
 from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.statistics import BackendStats
 from cortex.jobs.records import count_by_status
 from cortex.jobs.store import JobStore
+from cortex.lifecycle import ApiKind, DeathCause, JobStatus
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.exchange_writer import RECORDED_KEY, UNRECORDED_KEYS
 from cortex.worker.monitoring.metrics import (
+    ABORTED,
+    DEATHS,
     DURATION_BOUNDS_S,
     HANDLER,
+    INITIAL_STATUSES,
+    RELOADS,
+    REQUESTS,
     Series,
     SeriesKind,
     escape_surrogates,
     parse_key,
+    series_key,
 )
 
 #: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.
@@ -48,6 +56,7 @@ HELP: Mapping[str, str] = {
     "cortex_replica_gpu_memory_bytes": "Used memory of a replica's GPU.",
     "cortex_replica_gpu_utilization": "Part of the time in which a replica's GPU ran a kernel, 0 to 1.",
     "cortex_replica_requests_total": "Responses of replicas by status code, including those for a process that died.",
+    "cortex_aborted_responses_total": "Responses that replicas began and did not complete.",
     "cortex_request_queue_seconds": "Time from a request's arrival at the gateway to the start of its call.",
     "cortex_request_handler_seconds": "Time in the user's code.",
     "cortex_request_duration_seconds": "Time from a request's arrival at the gateway to its response.",
@@ -128,6 +137,11 @@ class Metrics:
         """Return the latest measurement, for pages that refresh themselves."""
         return await self._recent_usage.get()
 
+    async def aborted(self, apis: Iterable[str]) -> Mapping[str, int]:
+        """Return how many responses of each API were begun and not completed."""
+        key = series_key(SeriesKind.COUNTER, ABORTED)
+        return await asyncio.to_thread(lambda: {api: int(self._totals.of(api).get(key, 0)) for api in apis})
+
     async def recording(self, record: ApiRecord) -> dict[str, Any] | None:
         """Return where the requests of an API are recorded, and how many of them were; None without `record`."""
         settings = record.spec.networking.record
@@ -154,18 +168,19 @@ class Metrics:
             if record.spec.kind.has_replicas:
                 points += _replica_points(name, self._state_of(record))
             if record.spec.kind.runs_jobs:
-                points += [gauge("cortex_jobs", n, api=name, status=code) for code, n in jobs.get(name, {}).items()]
+                counts = {status.code: 0 for status in JobStatus} | jobs.get(name, {})
+                points += [gauge("cortex_jobs", n, api=name, status=code) for code, n in counts.items()]
             if name in workloads:
                 points.append(gauge("cortex_async_queue_length", workloads[name], api=name))
         names = {record.name for record in records}
         for replica, usage in (await self._usage()).items():
             if usage.api in names:
                 points += _usage_points(replica, usage)
-        return await asyncio.to_thread(self._with_totals, [record.name for record in records], points)
+        return await asyncio.to_thread(self._with_totals, records, points)
 
-    def _with_totals(self, apis: list[str], points: list[MetricPoint]) -> bytes:
-        for api in apis:
-            points += series_points(api, self._totals.of(api))
+    def _with_totals(self, records: Sequence[ApiRecord], points: list[MetricPoint]) -> bytes:
+        for record in records:
+            points += series_points(record.name, {**initial_series(record.spec), **self._totals.of(record.name)})
         return to_text(points)
 
     async def _gateway_stats(self) -> Mapping[str, BackendStats]:
@@ -212,6 +227,22 @@ def _usage_points(replica: str, usage: ResourceUsage) -> Iterator[MetricPoint]:
     for gpu in usage.gpus:
         yield gauge("cortex_replica_gpu_memory_bytes", gpu.memory_bytes, **labels, gpu=gpu.id)
         yield gauge("cortex_replica_gpu_utilization", gpu.utilization, **labels, gpu=gpu.id)
+
+
+def initial_series(spec: Api) -> dict[str, float]:
+    """Return the series of an API from its deploy on, before anything was counted.
+
+    Prometheus' `increase()` does not see a series begin, so it would miss the first event.
+    """
+    found = []
+    if spec.kind is not ApiKind.SPLITTER:
+        found += [series_key(SeriesKind.COUNTER, DEATHS, {"cause": cause.value}) for cause in DeathCause]
+    if spec.kind is ApiKind.REALTIME:
+        found += [series_key(SeriesKind.COUNTER, REQUESTS, {"code": str(status)}) for status in INITIAL_STATUSES]
+        found += [series_key(SeriesKind.COUNTER, name) for name in (ABORTED, RELOADS)]
+    if spec.networking.record is not None:
+        found += [RECORDED_KEY, *UNRECORDED_KEYS.values()]
+    return dict.fromkeys(found, 0.0)
 
 
 def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoint]:
