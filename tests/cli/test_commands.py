@@ -366,7 +366,7 @@ def test_check_calls_the_handler_with_a_sample_without_an_operator(tmp_path: Pat
     assert not (tmp_path / "home" / "run").exists()
 
 
-def test_check_warns_of_annotations_that_replicas_cannot_resolve(tmp_path: Path) -> None:
+def test_check_reports_annotations_that_replicas_cannot_resolve(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", "typed")
     (file,) = folder.glob("*.py")
     file.write_text(
@@ -375,8 +375,8 @@ def test_check_warns_of_annotations_that_replicas_cannot_resolve(tmp_path: Path)
 
     checked = cortex(tmp_path / "home", "check", folder)
 
-    assert checked.returncode == 0
-    assert f'warning: {file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
+    assert checked.returncode == 2
+    assert f'{file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
 
 
 def test_check_names_a_byte_of_a_comment_that_is_not_utf_8(tmp_path: Path) -> None:

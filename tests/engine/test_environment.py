@@ -7,13 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import requires
 from pathlib import Path
 
+import grimp
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from cortex.config.schema import Dependencies
-from cortex.engine.environment import PreparedEnvironment, prepare_environment, replica_constraints
+from cortex.engine.environment import (
+    REPLICA_REQUIREMENTS,
+    PreparedEnvironment,
+    prepare_environment,
+    replica_constraints,
+)
 from cortex.errors import EnvironmentBuildError
 from cortex.home import Home
 from harness.wait import has_ended, wait_until
@@ -301,7 +310,22 @@ def test_a_build_cancelled_while_an_installer_starts_leaves_nothing_running(
         wait_until(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
 
 
+def test_constraints_cover_what_replicas_import() -> None:
+    graph = grimp.build_graph("cortex", include_external_packages=True, exclude_type_checking_imports=True)
+    roots = [name for name in graph.modules if name.startswith(("cortex.worker.", "cortex.supervisor."))]
+    imported = set().union(*map(graph.find_upstream_modules, roots))
+    names = {"python_multipart": "python-multipart", "yaml": "pyyaml"}
+    required = [Requirement(text) for text in requires("cortex-serving") or []]
+    own = {canonicalize_name(each.name) for each in required if "extra" not in str(each.marker)}
+    assert {names.get(each, each) for each in imported} & own == set(REPLICA_REQUIREMENTS)
+
+
+def test_constraints_leave_versions_open_that_the_installed_ones_pin() -> None:
+    assert "pydantic>=2.10" in replica_constraints()
+    assert not any("==" in line for line in replica_constraints())
+
+
 def test_constraints_cover_what_replicas_need_indirectly() -> None:
     names = {line.split(">")[0].split("<")[0] for line in replica_constraints()}
     assert {"starlette", "anyio", "idna", "httptools", "orjson", "uvloop"} <= names
-    assert not {"pydantic", "sqlalchemy", "typer"} & names
+    assert not {"pydantic-core", "sqlalchemy", "typer"} & names

@@ -35,7 +35,7 @@ USERS = """
 
         @cortex.route("post", "/users/")
         @cortex.route("PUT", "/users/{id}/{kind}")
-        def save(self, payload: dict, id=0, kind: "Missing" = None):
+        def save(self, payload: dict, id=0, kind=None):
             '''Save a user.
 
             In memory.'''
@@ -63,7 +63,7 @@ def test_methods_with_the_decorator_are_routes_also_inherited_ones(project: Any)
     assert user.name == "user"
     assert user.call(None, "q", None) == {"id": 7, "query": "q"}
     save = found["PUT /users/{id}/{kind}"].with_values(("7", "%C3%A4"))
-    assert save.call({"a": 1}, {}, None) == ({"a": 1}, "7", "ä")  # the annotation of kind can't be used
+    assert save.call({"a": 1}, {}, None) == ({"a": 1}, "7", "ä")
     assert found["POST /users"].with_values(()).call({}, {}, None) == ({}, 0, None)
     assert found["DELETE /files/{name:path}"].with_values(("a/b",)).kind == "async"
 
@@ -219,26 +219,35 @@ def test_what_fastapi_would_inject_is_refused_by_the_check_and_by_the_loader(
     assert problem in f"{found.message}; {found.fix}"
 
 
-def test_what_fastapi_would_inject_by_an_annotation_keeps_its_default(
-    project: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = """
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ('user: Annotated[str, Header()] = ""', "Header() of FastAPI is not supported: remove it, and read headers"),
+        ("user: Annotated[str, Depends(print)] = None", "Depends() of FastAPI is not supported: call the function"),
+        ("user: 'Missing' = None", "NameError: name 'Missing' is not defined"),
+    ],
+)
+def test_an_annotation_of_a_query_that_cannot_be_used_is_refused(project: Any, argument: str, problem: str) -> None:
+    text = f"""
         from typing import Annotated
-        from fastapi import Header, Query
+        from fastapi import Depends, Header
         import cortex
 
         class Handler:
             def __init__(self, config): ...
 
             @cortex.route("GET", "/a")
-            def a(self, user: Annotated[str, Header()] = "", kind: Annotated[str, Query(alias="type")] = "b"):
-                return [user, kind]
+            def a(self, {argument}): ...
     """
-    (found,) = project.load("handler", text).routes
-    assert found.with_values(()).call(None, QueryParams("user=admin&type=c&kind=d"), None) == ["", "c"]
-    assert "the annotation of user can't be used, so it keeps its default: Header() of FastAPI is not supported" in (
-        capsys.readouterr().err
-    )
+    with pytest.raises(UserError, match=r"a\(\): the annotation of user can't be used: ") as caught:
+        project.load("handler", text)
+    assert problem in str(caught.value)
+
+
+def test_an_annotation_of_a_path_that_cannot_be_used_is_refused(project: Any) -> None:
+    text = USERS.replace("kind=None", 'kind: "Missing" = None')
+    with pytest.raises(UserError, match=r"save\(\): the annotation of kind can't be used: NameError: name 'Missing'"):
+        project.load("handler", text)
 
 
 def test_a_field_of_a_type_that_no_query_string_can_have_is_refused(project: Any) -> None:

@@ -37,13 +37,16 @@ from cortex.state.revision import Revision
 from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE, Setup, StartFailure
 
 #: What replica processes import besides the standard library; a project's own versions must satisfy these.
-REPLICA_REQUIREMENTS = ("httptools", "orjson", "python-multipart", "starlette", "uvloop")
+REPLICA_REQUIREMENTS = (
+    "a2wsgi", "httptools", "obstore", "orjson", "packaging", "psutil", "pydantic", "python-multipart", "pyyaml",
+    "starlette", "uvloop", "wsproto",
+)  # fmt: skip
 
 _DISTRIBUTION = "cortex-serving"
 #: Incremented when environments are built differently, so that older ones are not reused.
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
-_CHECK = "import cortex.worker.spec, httptools, orjson, starlette.requests, uvloop"
+_CHECK = "import cortex.worker.spec, httptools, orjson, starlette.requests, uvloop, pydantic"
 _WORD = re.compile(r"[\w./+-]+")
 #: Its environments belong to the installation, and are never written after they were built.
 INSTALLED = Home(Path(sys.prefix))
@@ -281,8 +284,10 @@ def replica_constraints() -> list[str]:
     pending = [_DISTRIBUTION]
     while pending:
         parent = pending.pop()
-        for text in requires(parent) or []:
-            requirement = Requirement(text)
+        needed = [Requirement(text) for text in requires(parent) or []]
+        if parent != _DISTRIBUTION and any(part.operator == "==" for each in needed for part in each.specifier):
+            continue  # as pydantic pins its core: the project's own version comes with others
+        for requirement in needed:
             name = canonicalize_name(requirement.name)
             is_ours = parent != _DISTRIBUTION or name in REPLICA_REQUIREMENTS
             if not is_ours or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Literal
 
+from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
 from cortex.payloads.annotations import AnnotationProblem, element, payload_type, resolve, result_signature
 from cortex.payloads.payload_type import PayloadType
@@ -153,7 +153,7 @@ def bind_types(
     """Return the types that a method annotates.
 
     `payload_of` and `result_of` convert its annotations to those of one payload and one result.
-    An annotation that cannot be resolved is logged, and the method serves untyped: it may have worked so for years.
+    Raises: UserError for an annotation that nothing can be read as.
     """
     if not generation.is_typed:
         return MethodTypes()
@@ -168,10 +168,8 @@ def bind_types(
             if payload is not None and any(each.name == "payload" and each.has_default for each in arguments):
                 payload.set_default(inspect.signature(method).parameters["payload"].default)
     except AnnotationProblem as problem:
-        sys.stderr.write(
-            f"warning: {where_defined(method)}{name}(): the annotation of payload can't be used, so payloads are not"
-            f" validated: {problem}\n"
-        )
+        message = f"the annotation of payload can't be used: {problem}; annotate another type, Any, or nothing"
+        raise UserError(f"{where_defined(method)}{name}(): {message}") from problem
     return MethodTypes(payload, result=_result_of(method, result_of))
 
 

@@ -62,8 +62,9 @@ class QueryParameter:
         self._has_field = _is_field(default)
         if self._has_field:
             annotation = _with_field(annotation, default)
-        fields = [each for each in getattr(annotation, "__metadata__", ()) if _is_field(each)]
-        if unsupported := next((each for each in fields if fix_of_default(fastapi_function(each))), None):
+        found = _metadata_fields(annotation)
+        fields = [each for each in found if _is_field(each)]
+        if unsupported := next((each for each in found if fix_of_default(fastapi_function(each))), None):
             function = fastapi_function(unsupported)
             raise AnnotationProblem(f"{function}() of FastAPI is not supported: {fix_of_default(function)}")
         self.is_documented = all(getattr(each, "include_in_schema", True) for each in fields)  #: as FastAPI has it
@@ -98,6 +99,12 @@ def _is_field(default: Any) -> bool:
     """Return whether a default is a `Field` of pydantic, or derived from it, as those of FastAPI are."""
     fields = sys.modules.get("pydantic.fields")  # not imported here: few files use pydantic
     return fields is not None and isinstance(default, fields.FieldInfo)
+
+
+def _metadata_fields(annotation: Any) -> list[Any]:
+    """Return the fields of pydantic, and what only FastAPI fills, in an annotation."""
+    metadata = getattr(annotation, "__metadata__", ())
+    return [each for each in metadata if _is_field(each) or fix_of_default(fastapi_function(each))]
 
 
 def _with_field(annotation: Any, field: Any) -> Any:
@@ -194,18 +201,18 @@ def _bind(instance: object, name: str, each: Route, generation: Generation, in_s
 
 
 def _path_parameter(function: Any, method: str, name: str) -> PathParameter:
-    """Return a parameter; its text is not converted if its annotation can't be used."""
+    """Return a parameter. Raises: UserError if its annotation can't be used."""
     try:
         return PathParameter(name, resolve(function, name), _default(function, name))
     except Exception as problem:  # pydantic runs code of the user's types
-        _warn(function, method, name, "it is not validated", problem)
-        return PathParameter(name, inspect.Parameter.empty)
+        raise _unusable(function, method, name, problem) from problem
 
 
 def _query_parameters(function: Any, method: str, others: Container[str]) -> Iterator[QueryParameter]:
     """Yield a parameter for each argument with a default, except `others` and private ones.
 
-    An argument whose annotation can't be used keeps its default. Raises: UserError if that is a field.
+    An argument of a type that no query string has keeps its default. Raises: UserError if that is a field, and for an
+    annotation that can't be resolved, or asks for what only FastAPI fills.
     """
     for argument in declared_arguments(function) or ():
         name = argument.name
@@ -213,17 +220,25 @@ def _query_parameters(function: Any, method: str, others: Container[str]) -> Ite
         if not argument.has_default or is_private or name in others:
             continue
         try:
-            yield QueryParameter(name, resolve(function, name), _default(function, name))
+            annotation = resolve(function, name)
+        except AnnotationProblem as problem:
+            raise _unusable(function, method, name, problem) from problem
+        try:
+            yield QueryParameter(name, annotation, _default(function, name))
         except Exception as problem:  # pydantic runs code of the user's types
-            if _is_field(_default(function, name)):
-                message = f"the annotation of {name} can't be used: {_reason(problem)}"
-                raise UserError(f"{where_defined(function)}{method}(): {message}") from problem
+            if _is_field(_default(function, name)) or _metadata_fields(annotation):
+                raise _unusable(function, method, name, problem) from problem
             _warn(function, method, name, "it keeps its default", problem)
 
 
 def _default(function: Any, name: str) -> Any:
     parameter = inspect.signature(function).parameters.get(name)  # a `**` argument may take it
     return parameter.default if parameter else inspect.Parameter.empty
+
+
+def _unusable(function: Any, method: str, name: str, problem: Exception) -> UserError:
+    message = f"the annotation of {name} can't be used: {_reason(problem)}"
+    return UserError(f"{where_defined(function)}{method}(): {message}")
 
 
 def _warn(function: Any, method: str, name: str, consequence: str, problem: Exception) -> None:

@@ -111,32 +111,6 @@ def test_payloads_are_what_the_method_annotates() -> None:
         assert "Traceback" not in replica.log()
 
 
-UNRESOLVED = """
-    from typing import TYPE_CHECKING
-
-    if TYPE_CHECKING:
-        from nowhere import Iris
-
-    class Handler:
-        def __init__(self, config):
-            pass
-
-        def handle_post(self, payload: "Iris"):
-            return payload
-"""
-
-
-def test_an_annotation_that_cannot_be_resolved_is_logged_and_not_used() -> None:
-    with running_replica(UNRESOLVED) as replica:
-        replica.wait_ready()
-        assert replica.request(body=b"\0", headers={"content-type": "application/octet-stream"}).body == b"\0"
-        wait_until(lambda: "warning: " in replica.log())
-        assert (
-            "handle_post(): the annotation of payload can't be used, so payloads are not validated: "
-            "NameError: name 'Iris' is not defined"
-        ) in replica.log()
-
-
 @pytest.mark.parametrize("interface", ["predictor", "functions"])
 def test_older_generations_ignore_annotations(interface: str) -> None:
     source = {

@@ -133,6 +133,7 @@ def _project_problems(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Di
         batches, has_models = _has_batching(h), h.models is not None
         has_application, rpcs = _app_of(api) is not None, _rpcs_of(api, project)
         yield from check_source(text, path, h.interface, h.type, has_models, api.kind, batches, has_application, rpcs)
+        yield from check_annotations(text, path, h.interface, h.type, has_models, api.kind)
 
 
 def _absent_requirements(project: ProjectFiles, path: str, apis: Sequence[Api]) -> Iterator[Diagnostic]:
@@ -150,14 +151,12 @@ def _absent_requirements(project: ProjectFiles, path: str, apis: Sequence[Api]) 
 
 def _warnings(project: ProjectFiles, apis: Sequence[Api]) -> Iterator[Diagnostic]:
     found: list[Diagnostic] = []
-    for api, path, text in _sources(project, apis):
-        h = api.handler
+    for _, path, text in _sources(project, apis):
         if len(text) > MAX_SOURCE_LENGTH:
             message = f"is longer than {MAX_SOURCE_LENGTH} characters: it is not checked before a replica starts"
             found.append(Diagnostic(path, 0, 0, "", message, "move its data to another file"))
         if undecodable := find_undecodable_byte((project.root / path).read_bytes(), path):
             found.append(undecodable)  # a comment, which other versions of Python refuse
-        found += check_annotations(text, path, h.interface, h.type, h.models is not None, api.kind)
     return iter(dict.fromkeys(found))
 
 

@@ -1,7 +1,4 @@
-"""Warnings about annotations of payloads that can't be resolved when a replica starts, found without running the file.
-
-A replica ignores such an annotation and serves untyped, because the class may have worked like that for years.
-"""
+"""Annotations of payloads that can't be resolved when a replica starts, found without running the file."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ from cortex.spelling import nearest
 #: Subscripts whose strings are values, not names of types.
 _VALUES = frozenset({"Literal"})
 _METADATA = frozenset({"Annotated"})
-_NOT_VALIDATED = "until then, requests are not validated"
 
 
 def check_annotations(
     text: str, file: str, interface: str, type_: str = "python", has_models: bool = False, kind: str = "RealtimeAPI"
 ) -> list[Diagnostic]:
-    """Return a warning for each name in the annotation of a payload that does not exist at run time."""
+    """Return a mistake for each name in the annotation of a payload that does not exist at run time."""
     generation = GENERATIONS.get((kind, interface, type_, has_models))
     if generation is None or not generation.is_typed or generation.class_name is None:
         return []
@@ -47,11 +43,11 @@ def check_annotations(
             for missing in _names(annotation):
                 if missing in type_only:
                     message = f'"{missing}" in the annotation of payload is imported only for type checkers'
-                    fix = f"import it outside of `if TYPE_CHECKING:`; {_NOT_VALIDATED}"
+                    fix = "import it outside of `if TYPE_CHECKING:`"
                 elif missing not in known:
                     message = f'"{missing}" in the annotation of payload is not defined'
                     guess = nearest(missing, [*source.scope.bindings, *members.bindings])
-                    fix = f"{f'did you mean {guess}?' if guess else 'import or define it'}; {_NOT_VALIDATED}"
+                    fix = f"did you mean {guess}?" if guess else "import or define it"
                 else:
                     continue
                 found.append(Diagnostic(file, line, column, "", f"{name}(): {message}", fix))
@@ -88,7 +84,7 @@ def _names(annotation: ast.expr) -> Iterator[str]:
             try:
                 yield from _names(ast.parse(text.strip(), mode="eval").body)
             except (SyntaxError, ValueError, RecursionError):
-                return  # any text: the replica logs why it is of no use
+                return  # any text: the replica reports why it is of no use
         case ast.Subscript(value=base, slice=inner):
             yield from _names(base)
             name = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")

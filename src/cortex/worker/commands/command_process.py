@@ -208,7 +208,9 @@ class CommandProcess:
         found: set[str] = set()
         for pid in descendants(os.getpid()):
             with contextlib.suppress(psutil.Error, OSError):
-                for connection in psutil.Process(pid).net_connections("tcp"):
+                process = psutil.Process(pid)  # that of the project, which may be older
+                connections = getattr(process, "net_connections", None) or process.connections
+                for connection in connections("tcp"):
                     if connection.status == psutil.CONN_LISTEN and connection.laddr.port != self.port:
                         found.add(f"{connection.laddr.ip}:{connection.laddr.port}")
         return sorted(found)
