@@ -26,6 +26,15 @@ TEXTS = model(TensorSignature("input", "BYTES", (-1,)))
 IMAGE = model(TensorSignature("image", "UINT8", (-1, 2, 2, 1)))
 PAIR = model(TensorSignature("ids", "INT32", (-1, 3)), TensorSignature("mask", "BOOL", (-1, 3)))
 
+SCALAR = model(TensorSignature("k", "FP32", ()), platform="onnxruntime_onnx")
+SEQUENCE = model(TensorSignature("ids", "INT64", (-1, -1)), platform="onnxruntime_onnx")
+ANY = model(TensorSignature("x", "FP32", (-1,), any_shape=True), platform="onnxruntime_onnx")
+WEIGHTED = model(
+    TensorSignature("x", "FP32", (-1, 2)),
+    TensorSignature("scale", "FP32", (2,), optional=True),
+    platform="onnxruntime_onnx",
+)
+
 ROWS = [[1.0, 2.0], [3.0, 4.0]]
 LABELS = {"label": np.array(["x", "y"], object), "probabilities": np.array([[1, 0], [0.5, 0.5]])}
 BOTH = [{"label": "x", "probabilities": [1, 0]}, {"label": "y", "probabilities": [0.5, 0.5]}]
@@ -157,6 +166,48 @@ def test_an_optional_column_is_in_all_records_or_in_none(rows: Any, words: str) 
     assert str(caught.value) == words
 
 
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        ({"inputs": {"k": 5}}, {"outputs": 1.5}),
+        ({"inputs": 5}, {"outputs": 1.5}),
+        ({"k": 5}, 1.5),
+        ({"instances": [5]}, {"predictions": [1.5]}),
+        ({"instances": [{"k": 5}]}, {"predictions": [1.5]}),
+        ([5], [1.5]),
+        (5, 1.5),
+    ],
+)
+def test_a_model_of_a_scalar_has_one_row(body: Any, answer: Any) -> None:
+    request = read_request(body, SCALAR)
+    assert request.inputs["k"].shape == () and request.inputs["k"] == 5
+    assert request.answer({"y": np.array(1.5)}) == answer
+    with_column = model(*SCALAR.inputs, TensorSignature("x", "FP32", (-1,)))
+    for form in ({"inputs": {"k": 5, "x": [1, 2]}}, {"k": 5, "x": [1, 2]}):
+        assert read_request(form, with_column).inputs["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [5, [1, 2], [[1, 2], [3, 4]], [[[1]]]])
+def test_an_input_of_any_shape_takes_all(value: Any) -> None:
+    for body in ({"inputs": value}, {"inputs": {"x": value}}, {"x": value}):
+        found = read_request(body, ANY).inputs["x"]
+        assert found.reshape(-1).tolist() == np.array(value).reshape(-1).tolist()
+    assert read_request({"inputs": value}, ANY).inputs["x"].shape == np.array(value).shape
+
+
+def test_an_input_with_a_default_may_be_left_out_and_rows_are_those_of_the_others() -> None:
+    for body in ([[1, 2]], [1, 2], {"instances": [[1, 2]]}, {"inputs": {"x": [[1, 2]]}}, {"x": [[1, 2]]}):
+        assert {name: each.tolist() for name, each in read_request(body, WEIGHTED).inputs.items()} == {"x": [[1, 2]]}
+    for body in ({"inputs": {"x": [[1, 2]], "scale": [3, 4]}}, {"x": [[1, 2]], "scale": [3, 4]}):
+        assert read_request(body, WEIGHTED).inputs["scale"].tolist() == [3, 4]
+
+
+def test_an_empty_line_of_csv_with_one_column_is_an_empty_cell() -> None:
+    assert read_request("input\na\n\nc\n\n", TEXTS, "text/csv").inputs["input"].tolist() == ["a", "", "c"]
+    number = model(TensorSignature("x", "FP64", (-1, 1)))
+    assert np.isnan(read_request("x\n1\n\n3\n", number, "text/csv").inputs["x"][1, 0])
+
+
 def test_tensors_are_read_as_tensorflow_serving_does() -> None:
     pixels = [[[0], [1]], [[2], [255]]]
     for body in (
@@ -205,6 +256,13 @@ def test_a_missing_value_is_nan() -> None:
         (NAMED, [[1, "x"]], "row 1, column 2 ('b') is 'x'; it must be a number"),
         (NAMED, [[1, 2], [3, [4]]], "row 2, column 2 ('b') has 1 values, but row 1, column 1 ('a') is one value"),
         (NAMED, [[1, 2], [3, 4, 5]], "row 2 has 3 values, but row 1 has 2 values; the columns are 'a', 'b'"),
+        (NAMED, {"instances": [1, 2]}, "row 1 is one value; a row of the model has the shape [2]"),
+        (SEQUENCE, {"instances": [1, 2, 3]}, "row 1 is one value; a row of the model has the shape [?]"),
+        (IMAGE, {"instances": [[[1], [2]]]}, "row 1 has the shape [2, 1]; a row of the model has the shape [2, 2, 1]"),
+        (SEQUENCE, {"inputs": []}, "there are no rows"),
+        (SEQUENCE, {"inputs": {"ids": []}}, "there are no rows"),
+        (SCALAR, {"instances": [5, 6]}, "the value has the shape [2]; the model takes one value"),
+        (model(TensorSignature("x", "FP32", (2, 3))), [[1, 2, 3]], "has the shape [1, 3]; the model takes [2, 3]"),
         (NAMED, [[1, 2, 3]], "rows have 3 values; the model takes 2: 'a', 'b'"),
         (UNNAMED, [1, 2, 3], "rows have 3 values; the model takes 2"),
         (UNNAMED, [[1, 2], [3, 1e39]], "row 2, column 2 is 1e+39, which is out of the range of FP32"),
@@ -354,15 +412,17 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(VALUES, st.sampled_from([NAMED, UNNAMED, COLUMNS, TEXTS, IMAGE, PAIR]))
+@given(VALUES, st.sampled_from([NAMED, UNNAMED, COLUMNS, TEXTS, IMAGE, PAIR, SCALAR, SEQUENCE, ANY, WEIGHTED]))
 def test_any_value_is_read_or_refused(value: Any, signature: ModelSignature) -> None:
     try:
         request = read_request(value, signature)
     except ModelInputError:
         return
     wanted = {tensor.name: tensor for tensor in signature.inputs}
-    assert set(request.inputs) == set(wanted)
+    assert set(request.inputs) | {name for name, each in wanted.items() if each.optional} == set(wanted)
     for name, array in request.inputs.items():
+        if wanted[name].any_shape:
+            continue
         shape = wanted[name].shape
         assert len(shape) == array.ndim
         assert all(want in (-1, have) for want, have in zip(shape, array.shape, strict=True))

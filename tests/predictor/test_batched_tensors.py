@@ -46,6 +46,8 @@ def test_calls_with_the_same_key_differ_only_in_their_rows(
         (model(-1, 2, output=(1, 2)), x(1, 2)),
         (ANY, {"x": np.array(1.0)}),
         (ANY, {**x(1), "y": np.ones(2)}),
+        (ANY, x(0, 2)),
+        (ModelSignature("m", "onnx", (TensorSignature("x", "FP32", (-1,), any_shape=True),), ()), x(1, 2)),
     ],
 )
 def test_calls_of_models_with_fixed_rows_are_not_joined(signature: ModelSignature, inputs: dict[str, Any]) -> None:

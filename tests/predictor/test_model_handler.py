@@ -93,6 +93,10 @@ def test_a_version_and_a_model_can_be_chosen(project: UserProject) -> None:
     assert post(bound, [0], {"model": "a", "version": "9"}) == [9]
     assert post(bound, [0], {"model": "a", "version": "latest"}) == [10]
     assert post(bound, [0], **{"x-model-name": "a", "x-model-version": "9"}) == [9]
+    for sent in "größe".encode().decode("latin-1"), "größe":  # the bytes of UTF-8, and of Latin-1
+        with pytest.raises(HTTPException) as caught:
+            post(bound, [0], **{"x-model-name": sent})
+        assert caught.value.detail == "there is no model 'größe'; this API has a, b"
     assert post(bound, [0], {"model": "b"}) == [1]
     for query, message in (
         ({}, "this API has several models: choose one with ?model=, of a, b"),

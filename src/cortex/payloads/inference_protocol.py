@@ -141,6 +141,8 @@ def _tensor_document(tensor: TensorSignature) -> Json:
         parameters["optional"] = True
     if tensor.example is not None:
         parameters["example"] = tensor.example
+    if tensor.any_shape:
+        parameters["any_shape"] = True
     return {**document, "parameters": parameters} if parameters else document
 
 
@@ -222,7 +224,7 @@ def check_inputs(header: RequestHeader, signature: ModelSignature) -> None:
             raise V2Error(400, f"the model has no input {name}; its inputs are {_describe(signature.inputs)}")
         if given.datatype != tensor.datatype:
             raise V2Error(400, f"input {name} has the datatype {given.datatype}; the model expects {tensor.datatype}")
-        if not fits(given.shape, tensor.shape):
+        if not tensor.any_shape and not fits(given.shape, tensor.shape):
             found, wanted = show_shape(given.shape), show_shape(tensor.shape)
             raise V2Error(400, f"input {name} has the shape {found}; the model expects {wanted}")
     given_names = {given.name for given in header.inputs}

@@ -166,7 +166,10 @@ class _Reader:
         self._inputs = signature.inputs
         self._by_name = {tensor.name: tensor for tensor in self._inputs}
         self.platform = signature.platform
-        only = self._inputs[0] if len(self._inputs) == 1 else None
+        #: Rows have values of these: ONNX models have weights as optional inputs, and MLflow models columns.
+        rows_of = [each for each in self._inputs if not each.optional or signature.platform == "mlflow"]
+        self._columns = tuple(each.name for each in rows_of)
+        only = rows_of[0] if len(rows_of) == 1 else None
         #: The input whose last axis are columns.
         self._matrix = only if only is not None and len(only.shape) == 2 and only.datatype != "BYTES" else None
         self._labels = self._matrix.labels if self._matrix is not None else ()
@@ -174,7 +177,9 @@ class _Reader:
         self._optional = {tensor.name for tensor in self._inputs if tensor.optional}
         self._takes_bytes = only is not None and only.datatype == "BYTES"
         #: Whether each input is one column, so that a row has a value for each.
-        self._is_columns = self._matrix is None and all(tensor.shape[1:] in ((), (1,)) for tensor in self._inputs)
+        self._is_columns = self._matrix is None and not any(
+            each.any_shape or each.shape[1:] not in ((), (1,)) for each in rows_of
+        )
         self.takes_scalars = only is not None and only.shape[1:] in ((), (1,))
 
     @property
@@ -186,7 +191,9 @@ class _Reader:
         """Return whether a list is one row, not a list of rows."""
         if not values or any(isinstance(value, list | Mapping) for value in values):
             return False
-        return self._matrix is not None or (self._is_columns and len(self._inputs) > 1)
+        if self._only is None:
+            return self._is_columns
+        return self._matrix is not None or (not self._is_columns and not self._only.any_shape)
 
     def rows(self, rows: list[Any]) -> dict[str, Array]:
         """Convert a list of rows or records."""
@@ -199,10 +206,10 @@ class _Reader:
                 raise ModelInputError(f"row {odd + 1} is {_kind(rows[odd])}, but row 1 is {_kind(rows[0])}")
             return self._records(rows)
         if self._only is not None and not (self._is_columns and list in kinds):
-            return {self._only.name: self._convert(self._only, rows)}
+            return {self._only.name: self._convert(self._only, rows, is_rows=True)}
         if not self._is_columns:
             raise ModelInputError(f"the model has several inputs: send rows as maps by name ({_list(self.names)})")
-        return self._table(self.names, rows)
+        return self._table(self._columns, rows)
 
     def split(self, value: Any) -> dict[str, Array]:
         """Convert `{"columns": names, "data": rows}`."""
@@ -221,11 +228,16 @@ class _Reader:
             raise ModelInputError("the model takes tensors, not columns: send JSON instead of CSV")
         try:
             text = body.decode("utf-8-sig") if isinstance(body, bytes) else body
-            lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]
+            lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
         except UnicodeDecodeError:
             raise ModelInputError("the body is not UTF-8; the content type must name another character set") from None
         except csv.Error as exc:
             raise ModelInputError(f"the body is not CSV: {exc}") from None
+        while lines and not lines[-1]:
+            lines.pop()
+        if lines and len(lines[0]) == 1:  # of one column, an empty line is an empty cell
+            lines = [line or [""] for line in lines]
+        lines = [line for line in lines if line]
         if len(lines) < 2:
             raise ModelInputError(
                 "CSV must have a header with the names of the columns, and at least one row; "
@@ -274,8 +286,9 @@ class _Reader:
         names = self._labels if by_column else tuple(self._by_name)
         self._check_names(record, "the record", names)
         names = tuple(name for name in names if name in record)
-        ranks = [1 if by_column or self._is_columns else len(self._by_name[name].shape) for name in names]
-        is_batch = all(_depth(record[name]) >= rank for name, rank in zip(names, ranks, strict=True))
+        shapes = [self._by_name[name].shape if not by_column else (-1,) for name in names]
+        ranks = [min(len(shape), 1) if self._is_columns else len(shape) for shape in shapes]
+        is_batch = any(ranks) and all(_depth(record[name]) >= rank for name, rank in zip(names, ranks, strict=True))
         if is_batch:
             return ModelRequest(self.tensors(record), "values")
         return ModelRequest(self._records([record]), "row")
@@ -293,7 +306,7 @@ class _Reader:
             rows = [[record[name] for name in names] for record in records]
             return {self._matrix.name: self._convert(self._matrix, rows)}
         return {
-            name: self._convert(tensor, [record[name] for record in records], name)
+            name: self._convert(tensor, [record[name] for record in records], name, is_rows=True)
             for name, tensor in self._by_name.items()
             if name in wanted
         }
@@ -302,7 +315,7 @@ class _Reader:
         """Convert rows whose columns have names."""
         self._check_columns(names)
         if self._matrix is not None:
-            return {self._matrix.name: self._convert(self._matrix, rows)}
+            return {self._matrix.name: self._convert(self._matrix, rows, is_rows=True)}
         if not self._is_columns:
             raise ModelInputError('the model takes tensors, not columns: send {"inputs": …}')
         for number, row in enumerate(rows, 1):
@@ -341,19 +354,22 @@ class _Reader:
             raise ModelInputError(f"{what} {' and '.join(problems)}; the model has {_list(names)}")
 
     def _check_lengths(self, columns: Mapping[str, Array]) -> None:
-        first = next(iter(columns))
+        columns = {name: column for name, column in columns.items() if column.ndim}  # a scalar is for all rows
+        first = next(iter(columns), "")
         for name, column in columns.items():
             if len(column) != len(columns[first]):
                 raise ModelInputError(
                     f"column {name!r} has {len(column)} values, but column {first!r} has {len(columns[first])}"
                 )
 
-    def _convert(self, tensor: TensorSignature, value: Any, column: str = "") -> Array:
-        """Return the array of an input. Raises: ModelInputError."""
+    def _convert(self, tensor: TensorSignature, value: Any, column: str = "", *, is_rows: bool = False) -> Array:
+        """Return the array of an input; with `is_rows`, each item of the value is a row. Raises: ModelInputError."""
         place = _Place(tensor.labels, column or ("" if self._only is not None else tensor.name), len(tensor.shape))
         values, shape = _flatten(value, place, tensor.datatype == "BYTES")
         array = _array(values, shape, tensor.datatype, place).reshape(shape)
-        return _fit(array, tensor, place)
+        if array.ndim and not len(array):
+            raise ModelInputError("there are no rows")
+        return array if tensor.any_shape else _fit(array, tensor, place, is_rows)
 
 
 # Values to arrays.
@@ -452,22 +468,28 @@ def _is_in_range(value: Any, dtype: np.dtype[Any]) -> bool:
         return False
 
 
-def _fit(array: Array, tensor: TensorSignature, place: _Place) -> Array:
+def _fit(array: Array, tensor: TensorSignature, place: _Place, is_rows: bool) -> Array:
     """Add a missing axis for the only row, or behind a column, and check the sizes."""
     wanted = tensor.shape
     if array.ndim + 1 == len(wanted):
-        is_column = wanted[1:] == (1,) and not tensor.labels
+        is_column = wanted[1:] == (1,) and (is_rows or not tensor.labels)
+        if is_rows and not is_column:  # several rows must not become one
+            found = f"has the shape {_shape(array.shape[1:])}" if array.ndim > 1 else "is one value"
+            raise ModelInputError(f"{place.of((0,))} {found}; a row of the model has the shape {_shape(wanted[1:])}")
         array = array.reshape((*array.shape, 1) if is_column and array.ndim else (1, *array.shape))
     elif array.ndim == len(wanted) + 1 and array.shape[-1:] == (1,):
         array = array.reshape(array.shape[:-1])
     if array.ndim == len(wanted) and all(want in (-1, have) for want, have in zip(wanted, array.shape, strict=True)):
         return array
-    if len(wanted) == 2 and array.ndim == 2:
+    if len(wanted) == 2 and array.ndim == 2 and wanted[0] in (-1, len(array)):
         names = f": {_list(tensor.labels)}" if tensor.labels else ""
         raise ModelInputError(f"rows have {array.shape[1]} values; the model takes {wanted[1]}{names}")
-    shape = ", ".join("?" if size < 0 else str(size) for size in wanted)
-    found = f"the shape [{', '.join(map(str, array.shape))}]" if array.ndim else "no axes"
-    raise ModelInputError(f"{place.of(())} has {found}; the model takes [{shape}]")
+    found = f"the shape {_shape(array.shape)}" if array.ndim else "no axes"
+    raise ModelInputError(f"{place.of(())} has {found}; the model takes {_shape(wanted) if wanted else 'one value'}")
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return f"[{', '.join('?' if size < 0 else str(size) for size in sizes)}]"
 
 
 # CSV.
@@ -507,6 +529,8 @@ def _is_number(cell: str) -> bool:
 
 def _rows(outputs: Arrays) -> Any:
     """Return a list of values, or of maps if there are several outputs; outputs by name if they have no rows."""
+    if outputs and not any(array.ndim for array in outputs.values()):
+        return [_only(outputs)]  # a model of scalars has one row
     if len(outputs) == 1:
         return _only(outputs)
     if len({array.shape[0] if array.ndim else -1 for array in outputs.values()}) != 1:

@@ -32,6 +32,7 @@ class TensorSignature:
     description: str = ""
     labels: tuple[str, ...] = ()  #: of the entries of the last axis: the names of columns or classes
     optional: bool = False  #: an input that requests may leave out
+    any_shape: bool = False  #: even the number of axes is open; `shape` is then (-1,)
     #: A row as JSON, where models reject zeros or the text of other examples; None: they are as good.
     example: Any = field(default=None, compare=False)
 

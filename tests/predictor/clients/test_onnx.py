@@ -10,8 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, ModelFormatError
 from cortex.models.loader import LoadRequest
+from cortex.payloads.signature import TensorSignature
 from cortex.predictor.clients.builder import choose_threads
 from cortex.predictor.clients.onnx import OnnxClient, OnnxLoader, choose_providers
 
@@ -33,6 +34,74 @@ TWO_BY_TWO = graph(
     [Value("sum", TensorProto.FLOAT, None), Value("is_more", TensorProto.BOOL, None)],
     [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Greater", ["a", "b"], ["is_more"])],
 )
+
+
+def sequence(name: str) -> Any:
+    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None)
+
+
+FLOATS = Value("x", TensorProto.FLOAT, [None])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            graph([Value("b", TensorProto.BFLOAT16, [None])], [FLOATS], [helper.make_node("Cast", ["b"], ["x"], to=1)]),
+            "has the input 'b' of the type tensor(bfloat16), which APIs without code can't have; write a class",
+        ),
+        (
+            graph([sequence("s")], [FLOATS], [helper.make_node("ConcatFromSequence", ["s"], ["x"], axis=0)]),
+            "has the input 's' of the type seq(tensor(float)),",
+        ),
+        (
+            graph([FLOATS], [sequence("s")], [helper.make_node("SequenceConstruct", ["x"], ["s"])]),
+            "has the output 's' of the type seq(tensor(float)),",
+        ),
+    ],
+)
+def test_a_model_that_requests_without_code_can_not_run_is_refused_when_it_is_loaded(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    OnnxLoader(False, 1).load(request(tmp_path))
+    with pytest.raises(ModelFormatError) as caught:
+        OnnxLoader(False, 1, has_code=False).load(request(tmp_path))
+    assert words in str(caught.value) and "onnx_client" in str(caught.value)
+
+
+def test_inputs_of_any_rank_differ_from_scalars_and_those_with_a_default_are_optional(tmp_path: Path) -> None:
+    inputs = [
+        Value("any", TensorProto.FLOAT, None),
+        Value("one", TensorProto.FLOAT, []),
+        Value("w", TensorProto.FLOAT, [1]),
+    ]
+    nodes = [helper.make_node("Sum", ["any", "one", "w"], ["y"])]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1], [100])
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, [Value("y", TensorProto.FLOAT, None)], [weight]),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 15)],
+    )
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    model = OnnxLoader(False, 1, has_code=False).load(request(tmp_path))
+    assert model.signature.inputs == (
+        TensorSignature("any", "FP32", (-1,), any_shape=True),
+        TensorSignature("one", "FP32", ()),
+        TensorSignature("w", "FP32", (1,), optional=True),
+    )
+    assert model.infer({"any": np.ones((1, 2), np.float32), "one": np.float32(3)})["y"].tolist() == [[104, 104]]
+
+
+def test_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, [1], [1])
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/hostname")
+    made = helper.make_model(helper.make_graph([], "g", [], [Value("w", TensorProto.FLOAT, [1])], [tensor]))
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ModelFormatError, match="refers to data outside of its folder"):
+        OnnxLoader(False, 1).load(request(tmp_path))
 
 
 class Shelf:

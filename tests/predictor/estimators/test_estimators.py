@@ -21,7 +21,7 @@ from cortex.models.loader import LoadRequest
 from cortex.payloads.inference_protocol import model_document
 from cortex.payloads.request_forms import read_request
 from cortex.payloads.signature import TensorSignature
-from cortex.predictor.estimators.estimator import tensor_of
+from cortex.predictor.estimators.estimator import library_message, tensor_of
 from cortex.predictor.estimators.loader import DetectedLoader, RunnableModel
 
 pytestmark = pytest.mark.heavy  # the libraries take seconds to import
@@ -229,6 +229,32 @@ def test_a_model_that_begins_with_a_vectorizer_takes_texts(tmp_path: Path) -> No
     model = load(tmp_path)
     assert model.signature.inputs == (TensorSignature("input", "BYTES", (-1,)),)
     assert model.infer({"input": np.array([b"good", "bad"], object)})["label"].tolist() == ["pos", "neg"]
+
+
+def test_an_input_without_rows_is_an_error_that_names_it(tmp_path: Path) -> None:
+    import skops.io
+
+    skops.io.dump(classifier("logistic"), tmp_path / "m")
+    with pytest.raises(ValueError, match=r"^input 'input' has no rows$"):
+        infer(load(tmp_path), np.zeros((0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (
+            "[14:55:01] /workspace/src/c_api/c_api.cc:12: Check failed: rows > 0 \nStack trace:\n [bt] (0) /usr/x.so",
+            "Check failed: rows > 0",
+        ),
+        (
+            "Name:'' Status Message: /onnxruntime_src/core/a.h:563 void onnxruntime::B::Init(ptrdiff_t) axis == 1",
+            "Name:'' Status Message: axis == 1",
+        ),
+        ("X has 3 features,\n but 4 are expected", "X has 3 features, but 4 are expected"),
+    ],
+)
+def test_messages_of_libraries_have_no_places_in_sources(raised: str, shown: str) -> None:
+    assert library_message(ValueError(raised)) == shown
 
 
 def test_a_missing_number_among_results_is_nan_and_changes_no_other() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cortex.errors import ModelFormatError
-from cortex.models.formats.protobuf import Field, MessageError, fields, text
+from cortex.models.formats.protobuf import Field, MessageError, fields, only_text, text
 from cortex.models.formats.requirements import ModelRequirement
 
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
@@ -112,6 +112,36 @@ def external_files(stream: BinaryIO, size: int) -> set[str]:
             if field.is_bytes and (inner := _TREE[kind].get(field.number)):
                 waiting.append((field, inner, depth + 1))
     return locations
+
+
+def unranked(stream: BinaryIO, size: int) -> set[str]:
+    """Return the inputs and outputs of a graph whose number of axes is open. Raises: MessageError.
+
+    ONNX Runtime describes them as scalars.
+    """
+    names = set()
+    for each in fields(stream, 0, size):
+        if not each.is_bytes or _TREE["model"].get(each.number) != "graph":
+            continue
+        for value in fields(stream, each.start, each.end):
+            if value.is_bytes and value.number in (11, 12) and not _has_shape(stream, value):
+                names.add(only_text(stream, value, 1))
+    return names
+
+
+def _has_shape(stream: BinaryIO, value: Field) -> bool:
+    """Return whether a `ValueInfoProto` has a field `type.tensor_type.shape`."""
+    waiting: list[tuple[Field, tuple[int, ...]]] = [(value, (2, 1, 2))]
+    while waiting:
+        message, path = waiting.pop()
+        if not path:
+            return True
+        waiting += [
+            (each, path[1:])
+            for each in fields(stream, message.start, message.end)
+            if each.is_bytes and each.number == path[0]
+        ]
+    return False
 
 
 def _locations(stream: BinaryIO, tensor: Field) -> Iterator[str]:

@@ -125,7 +125,7 @@ def _python(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
 def _onnx(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients:
     from cortex.predictor.clients import onnx  # noqa: PLC0415 - needs onnxruntime
 
-    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(_share(spec), count))
+    loader = onnx.OnnxLoader(bool(spec.gpu_ids), choose_threads(_share(spec), count), has_code=bool(spec.path))
     registry = registry_of(loader)
     client = onnx.OnnxClient(registry, loader)
     return Clients(registry, client, client.describe)
@@ -144,7 +144,7 @@ def _tensorflow(spec: LoadSpec, registry_of: _RegistryOf, count: int) -> Clients
         from cortex.predictor.clients import tensorflow_batching  # noqa: PLC0415 - needs numpy
 
         backend = tensorflow_batching.BatchingBackend(backend, spec.max_batch_size, spec.isolates_failures)
-    loader = tensorflow.TensorFlowLoader(backend)
+    loader = tensorflow.TensorFlowLoader(backend, has_code=bool(spec.path))
     registry = registry_of(loader)
     client = tensorflow.TensorFlowClient(registry, loader.loaded)
     return Clients(registry, client, client.describe, stop=backend.close)

@@ -9,7 +9,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime
 
-from cortex.errors import ModelError, ModelInputError, with_article
+from cortex.errors import ModelError, ModelFormatError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
-from cortex.models.formats.onnx_file import check_external_data
+from cortex.models.formats.onnx_file import check_external_data, unranked
 from cortex.models.formats.protobuf import MessageError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
@@ -28,6 +28,7 @@ from cortex.models.registry import Registry
 from cortex.payloads.arrays import Array, TensorError
 from cortex.payloads.signature import ModelSignature, TensorSignature
 from cortex.predictor.clients.tensors import TensorSpec, to_array
+from cortex.predictor.estimators.estimator import library_message
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 #: The parts of an error message before its text: prefix, number and name.
@@ -87,8 +88,12 @@ _LISTS = frozenset({list, tuple})
 class OnnxModel:
     """A loaded model."""
 
-    def __init__(self, request: LoadRequest, session: onnxruntime.InferenceSession) -> None:
+    def __init__(
+        self, request: LoadRequest, session: onnxruntime.InferenceSession, unranked: Collection[str] = ()
+    ) -> None:
+        """`unranked` are the inputs and outputs whose number of axes is open; the session has them as scalars."""
         self.request = request
+        self._unranked = unranked
         self.session = session
         self.inputs = OnnxInputs(session.get_inputs(), session.get_overridable_initializers(), request.label)
         self._classes: dict[str, tuple[str, ...]] = {}  #: of outputs that are maps by class
@@ -105,19 +110,37 @@ class OnnxModel:
         for output in self.session.get_outputs():
             labels = self._classes.get(output.name, ())
             if output.type in _DATATYPES:
-                shape = tuple(size if isinstance(size, int) else -1 for size in output.shape)
-                outputs.append(TensorSignature(output.name, _DATATYPES[output.type], shape))
+                outputs.append(self._tensor(output, is_optional=False))
             elif output.type in _MAPS:
                 outputs.append(TensorSignature(output.name, "FP32", (-1, len(labels) or -1), labels=labels))
+        optional = {each.name for each in self.session.get_overridable_initializers()}
         inputs = [
-            TensorSignature(
-                each.name, _DATATYPES[each.onnx_type], tuple(-1 if size is None else size for size in each.shape)
-            )
-            for each in self.inputs.all
-            if each.onnx_type in _DATATYPES
+            self._tensor(each, is_optional=each.name in optional)
+            for each in (*self.session.get_inputs(), *self.session.get_overridable_initializers())
+            if each.type in _DATATYPES
         ]
         name, reason = self.request.model, describe_format(self.request.path)
         return ModelSignature(name, "onnxruntime_onnx", tuple(inputs), tuple(outputs), reason)
+
+    def _tensor(self, arg: NodeArg, *, is_optional: bool) -> TensorSignature:
+        is_open = not arg.shape and arg.name in self._unranked
+        shape = (-1,) if is_open else tuple(size if isinstance(size, int) and size >= 0 else -1 for size in arg.shape)
+        return TensorSignature(arg.name, _DATATYPES[arg.type], shape, optional=is_optional, any_shape=is_open)
+
+    def check_types(self) -> None:
+        """Check that requests without code can run the model. Raises: ModelFormatError."""
+        for each in self.session.get_inputs():
+            if each.type not in _DATATYPES and not each.type.startswith("optional("):
+                raise self._without_code("input", each)
+        outputs = self.session.get_outputs()
+        if outputs and not any(each.type in _DATATYPES or each.type in _MAPS for each in outputs):
+            raise self._without_code("output", outputs[0])
+
+    def _without_code(self, side: str, arg: NodeArg) -> ModelFormatError:
+        return ModelFormatError(
+            f"{self.request.label} has the {side} {arg.name!r} of the type {arg.type}, which APIs without code can't "
+            "have; write a class with `type: onnx`, whose onnx_client passes it on"
+        )
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Run the model on arrays by name. Raises: ModelInputError."""
@@ -157,7 +180,9 @@ class OnnxModel:
 class OnnxLoader:
     """The `ModelLoader` of ONNX models."""
 
-    def __init__(self, wants_gpu: bool, threads: int) -> None:
+    def __init__(self, wants_gpu: bool, threads: int, *, has_code: bool = True) -> None:
+        """Without code around them, only models whose inputs and outputs have JSON forms are loaded."""
+        self._has_code = has_code
         self._options = _session_options(threads)
         self._providers = choose_providers(wants_gpu, onnxruntime.get_available_providers())
         if wants_gpu and _CUDA not in self._providers:
@@ -171,16 +196,18 @@ class OnnxLoader:
     def load(self, request: LoadRequest) -> OnnxModel:
         """Load and warm up the model in `request.path`. Raises: ModelError."""
         file = find_model_file(Path(request.path))
-        is_checked = _check_data(file)
+        open_shapes = _check_file(file)
         try:
             session = onnxruntime.InferenceSession(str(file), self._options, providers=self._providers)
         except Exception as exc:  # as in predict
             raise ModelError(_load_error(exc, file)) from exc
-        if not is_checked:
+        if open_shapes is None:
             raise ModelError(f"{file.name} has parts whose data can't be checked; export it again")
         if _CUDA in self._providers and _CUDA not in session.get_providers():
             _warn(f"{request.label} runs on the CPU: CUDA could not be initialized, see the lines above")
-        model = OnnxModel(request, session)
+        model = OnnxModel(request, session, open_shapes)
+        if not self._has_code:
+            model.check_types()
         model.warm_up()
         with self._lock:
             self._loaded[id(model)] = model
@@ -262,19 +289,20 @@ def find_model_file(path: Path) -> Path:
     return files[0]
 
 
-def _check_data(file: Path) -> bool:
-    """Check that the data of a model is in its folder; return False if the file can't be read.
+def _check_file(file: Path) -> Collection[str] | None:
+    """Check that the data of a model is in its folder, and return `unranked`; None if the file can't be read.
 
     Raises: ModelFormatError.
     """
+    size = file.stat().st_size
     with file.open("rb") as stream:
         if stream.read(8)[4:] == b"ORTM":  # ONNX Runtime's own format
-            return True
+            return ()
         try:
-            check_external_data(stream, file.stat().st_size, file)
+            check_external_data(stream, size, file)
+            return unranked(stream, size)
         except MessageError:
-            return False
-    return True
+            return None
 
 
 def _session_options(threads: int) -> onnxruntime.SessionOptions:
@@ -287,7 +315,7 @@ def _session_options(threads: int) -> onnxruntime.SessionOptions:
 
 def _error_text(exc: Exception) -> str:
     """Return the text of an error such as `[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : text`."""
-    text = " ".join(str(exc).split())
+    text = library_message(exc)
     return text.split(" : ", _PREFIX_PARTS)[-1] if text.startswith("[ONNXRuntimeError]") else text
 
 
@@ -465,7 +493,7 @@ def _is_named(only: OnnxInput, model_input: Any) -> bool:
 
 
 def _to_strings(value: Any) -> Array:
-    """Return an array of str objects; bytes are decoded as UTF-8. Raises: TensorError, UnicodeDecodeError."""
+    """Return an array of str objects; bytes are decoded as UTF-8. Raises: TensorError."""
     if type(value) is np.ndarray and value.dtype.kind == "U":
         return value
     try:
@@ -475,7 +503,12 @@ def _to_strings(value: Any) -> Array:
     flat = array.ravel()
     for index, item in enumerate(flat.tolist()):
         if isinstance(item, bytes):
-            flat[index] = item.decode()
+            try:
+                flat[index] = item.decode()
+            except UnicodeDecodeError:
+                raise TensorError(
+                    f"value {index} is bytes that UTF-8 can't decode; ONNX Runtime takes texts only"
+                ) from None
         elif isinstance(item, list | tuple):
             raise TensorError("the value is ragged: its rows differ in length")
         elif not isinstance(item, str):

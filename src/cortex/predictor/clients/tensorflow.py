@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from cortex.errors import InputError, ModelError, ModelInputError, with_article
+from cortex.errors import InputError, ModelError, ModelFormatError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
 from cortex.models.formats.tensorflow_model import choose_signature
 from cortex.models.loaded_models import ensure_call_scope
@@ -134,6 +134,7 @@ class TensorFlowModel(Generic[S]):
                     name,
                     datatype,
                     spec.open_shape,
+                    any_shape=spec.shape is None,
                 )
                 for name, spec in specs.items()
                 if spec.dtype in DTYPES and (datatype := datatype_of(DTYPES[spec.dtype].numpy)) is not None
@@ -142,6 +143,19 @@ class TensorFlowModel(Generic[S]):
         )
         reason = describe_format(self.request.path)
         return ModelSignature(self.request.model, "tensorflow_savedmodel", inputs, outputs, reason)
+
+    def check_types(self) -> None:
+        """Check that requests without code can run the model. Raises: ModelFormatError."""
+        found = self.signature
+        missing = set(self._signature.inputs) - {each.name for each in found.inputs}
+        sides = {"input": sorted(missing), "output": [] if found.outputs else sorted(self._signature.outputs)}
+        for side, names in sides.items():
+            for name in names[:1]:
+                spec = self._signature.inputs[name] if side == "input" else self._signature.outputs[name]
+                raise ModelFormatError(
+                    f"{self.request.label} has the {side} {name!r} of the type {spec.type_name}, which APIs without "
+                    "code can't have; write a class with `type: tensorflow`, whose tensorflow_client runs it"
+                )
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Run the model on arrays by name. Raises: ModelError."""
@@ -192,8 +206,10 @@ class TensorFlowModel(Generic[S]):
 class TensorFlowLoader(Generic[S]):
     """The `ModelLoader` of TensorFlow models: loads them with the backend and warms them up."""
 
-    def __init__(self, backend: TensorFlowBackend[S]) -> None:
+    def __init__(self, backend: TensorFlowBackend[S], *, has_code: bool = True) -> None:
+        """Without code around them, only models whose inputs and outputs have JSON forms are loaded."""
         self._backend = backend
+        self._has_code = has_code
         # Weak references: the registry counts strong ones to find models in use.
         self._loaded: WeakValueDictionary[int, TensorFlowModel[S]] = WeakValueDictionary()
         self._unpacked: dict[int, tempfile.TemporaryDirectory[str]] = {}  #: by model: the folder of its archive
@@ -207,6 +223,8 @@ class TensorFlowLoader(Generic[S]):
             servable = self._backend.load(replace(request, path=str(path)))
             try:
                 model = TensorFlowModel(replace(request, path=str(path)), servable)
+                if not self._has_code:
+                    model.check_types()
                 model.warm_up()
             except BaseException:
                 self._backend.unload(servable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,6 +22,11 @@ INPUT = "input"
 #: Names of outputs.
 LABEL, PROBABILITIES, SCORES, PREDICTION, TRANSFORMED = "label", "probabilities", "scores", "prediction", "transformed"
 _MESSAGE_CHARACTERS = 500
+#: Times, places in sources and signatures of C++ functions, with which libraries begin their messages.
+_SOURCES = re.compile(
+    r"\[\d\d:\d\d:\d\d\] |\S+\.(?:cc|cpp|cu|cuh|h|hpp|py):\d+:? "
+    r"(?:(?:[\w:]+ ){0,3}onnxruntime::[^()]{0,200}\([^()]{0,300}\)(?: const)? )?"
+)
 
 #: Output → function that computes it. A function for several outputs has the name "", and returns a dictionary.
 Functions = Mapping[str, Callable[[Any], Any]]
@@ -195,13 +201,15 @@ class Estimator:
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Compute the requested outputs, all if none is requested. Raises: ValueError, ModelError."""
+        if empty := [name for name, array in inputs.items() if array.ndim and not len(array)]:
+            raise ValueError(f"input {empty[0]!r} has no rows")
         argument = self._table.read(inputs)
         try:
             return self._run(argument, outputs)
         except MemoryError:
             raise
         except Exception as exc:  # libraries raise errors of their own
-            text = " ".join(str(exc).split())[:_MESSAGE_CHARACTERS]
+            text = library_message(exc)[:_MESSAGE_CHARACTERS]
             where = self._table.explain(inputs)
             if where or isinstance(exc, ValueError):
                 reason = text.partition(". ")[0]  # scikit-learn continues with advice on training
@@ -259,6 +267,12 @@ def tensor_of(value: Any) -> Array:
     if array.dtype.kind in "mM":
         return array.astype(str).astype(object)
     return array
+
+
+def library_message(error: object) -> str:
+    """Return the message of a library's error on one line, without places in its sources and stack traces."""
+    text = " ".join(str(error).partition("Stack trace")[0].split())[: 4 * _MESSAGE_CHARACTERS]
+    return _SOURCES.sub("", f"{text} ").strip()
 
 
 def texts(array: Array, name: str) -> Array:

@@ -153,7 +153,7 @@ class DetectedLoader:
     def _onnx_loader(self) -> ModelLoader[Any]:
         from cortex.predictor.clients.onnx import OnnxLoader  # noqa: PLC0415 - needs onnxruntime
 
-        return OnnxLoader(self._has_gpus, self._threads)
+        return OnnxLoader(self._has_gpus, self._threads, has_code=False)
 
     def _tensorflow_loader(self) -> ModelLoader[Any]:
         from cortex.predictor.clients.tensorflow import TensorFlowLoader  # noqa: PLC0415 - needs numpy
@@ -161,7 +161,7 @@ class DetectedLoader:
 
         backend = choose_backend(self._tensorflow_serving)
         self._stops.append(backend.close)
-        return TensorFlowLoader(backend)
+        return TensorFlowLoader(backend, has_code=False)
 
 
 def check_trust(detection: Detection, trusts_pickle: bool) -> None:

@@ -55,7 +55,7 @@ def load(context: LoadContext) -> Estimator:
     inputs, outputs = model.metadata.get_input_schema(), model.metadata.get_output_schema()
     if inputs is None or not inputs.inputs:
         raise context.error("it has no signature; save it with `signature=infer_signature(inputs, predictions)`")
-    table = _tensors(inputs) if inputs.is_tensor_spec() else _columns(context, inputs)
+    table = _tensors(context, inputs) if inputs.is_tensor_spec() else _columns(context, inputs)
     declared = _declared(outputs)
     name = declared[0].name if len(declared) == 1 else PREDICTION
     functions = {"": _predict(model, name)}
@@ -180,7 +180,11 @@ class _Tensors:
         return ""
 
 
-def _tensors(schema: Any) -> Table:
+def _tensors(context: LoadContext, schema: Any) -> Table:
+    for spec in schema.inputs:
+        if np.dtype(spec.type).kind not in "OUS" and datatype_of(np.dtype(spec.type)) is None:
+            shown = f"{spec.name or 'input'} of type {spec.type}"
+            raise context.error(f"its signature has the tensor {shown}; write a class that loads it with mlflow")
     tensors = _tensor_signatures(schema)
     dtypes = {each.name: np.dtype(spec.type) for each, spec in zip(tensors, schema.inputs, strict=True)}
     return _Tensors(tensors, dtypes, all(spec.name is not None for spec in schema.inputs))

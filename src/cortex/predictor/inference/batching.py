@@ -16,11 +16,13 @@ Arrays = Mapping[str, NDArray[Any]]
 def joining_key(signature: ModelSignature, inputs: Arrays) -> Hashable | None:
     """Return what calls of one model must have in common to be joined: names, datatypes and all axes but the first.
 
-    None: the call can't be joined, because the model takes a fixed number of rows, or the inputs differ in theirs.
+    None: the call can't be joined, because the model takes a fixed number of rows, its axes are not known, or the
+    inputs differ in their rows or have none.
     """
-    has_open_rows = all(tensor.shape[:1] in ((-1,), ()) for tensor in (*signature.inputs, *signature.outputs))
+    given = [tensor for tensor in signature.inputs if tensor.name in inputs]
+    has_open_rows = all(tensor.shape[:1] in ((-1,), ()) for tensor in (*given, *signature.outputs))
     rows = {array.shape[:1] for array in inputs.values()}
-    if not has_open_rows or len(rows) != 1 or () in rows:
+    if not has_open_rows or any(tensor.any_shape for tensor in given) or len(rows) != 1 or rows & {(), (0,)}:
         return None
     return tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(inputs.items()))
 

@@ -144,4 +144,12 @@ def _http_errors() -> Iterator[None]:
 
 def _chosen(names: tuple[str, str], query_params: Mapping[str, str], headers: Mapping[str, str]) -> str | None:
     parameter, header = names
-    return query_params.get(parameter) or headers.get(header) or None
+    return query_params.get(parameter) or _utf8(headers.get(header) or "") or None
+
+
+def _utf8(text: str) -> str:
+    """Return the value of a header, whose bytes are characters here, as the UTF-8 that clients send if it is that."""
+    try:
+        return text.encode("latin-1").decode()
+    except UnicodeError:
+        return text
