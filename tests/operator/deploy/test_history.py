@@ -19,7 +19,7 @@ def api(handler: dict[str, Any] | None = None, **sections: Any) -> Api:
     [
         (api(), api(), []),
         (api(), api(compute={"cpu": 0.5}), ["compute.cpu: 0.2 → 0.5"]),
-        (api(), api(compute={"mem": "1Gi"}), ["compute.mem: 1073741824 (new)"]),
+        (api(), api(compute={"mem": "1Gi"}), ["compute.mem: 1Gi (new)"]),
         (api(compute={"mem": "1Gi"}), api(), ["compute.mem: removed"]),
         (
             api({"config": {"a": {"b": [1, 2]}, "c": ""}}),
@@ -29,12 +29,15 @@ def api(handler: dict[str, Any] | None = None, **sections: Any) -> Api:
         (
             api(),
             api(tracker={"model_type": "regression"}),
-            [
-                "tracker.model_type: regression (new)",
-                "tracker.window: 1000 (new)",
-                "tracker.false_alarm_rate: 0.001 (new)",
-            ],
+            ["tracker.model_type: regression (new)"],
         ),
+        (api(), api(update_strategy={"canary": {}}), ["update_strategy.canary: its defaults (new)"]),
+        (
+            api(),
+            api(update_strategy={"canary": {"steps": ["50%"], "give_up_after_s": 7200}}),
+            ["update_strategy.canary.steps: [\"50%\"] (new)", "update_strategy.canary.give_up_after: 2h (new)"],
+        ),
+        (api(), api(autoscaling={"window_s": "10s"}), ["autoscaling.window: 1m → 10s"]),
         (api(), api({"config": {"text": "x" * 100}}), [f"handler.config.text: {'x' * 59}… (new)"]),
     ],
 )
@@ -52,6 +55,19 @@ def test_a_default_that_an_older_version_did_not_have_is_no_change() -> None:
     assert list(spec_changes(same, older)) == [], "a rollback to it"
     assert list(spec_changes(older, other)) == ["handler.preload: false → true"]
     assert list(spec_changes(other, older)) == ["handler.preload: true → false"]
+
+
+def test_one_notation_is_shown_however_values_are_written() -> None:
+    def written(cpu: object, window: object) -> Api:
+        as_written = {"compute": {"cpu": cpu}, "autoscaling": {"window": window}}
+        made = api(compute={"cpu": cpu}, autoscaling={"window_s": window})
+        return made.model_copy(update={"as_written": as_written})
+
+    assert list(spec_changes(written(0.2, 60.0), written("500m", "10s"))) == [
+        "compute.cpu: 0.2 → 0.5",
+        "autoscaling.window: 1m → 10s",
+    ]
+    assert list(spec_changes(written(0.5, "60s"), written("500m", "1m"))) == []
 
 
 def test_never_shows_values_of_environment_variables() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from cortex.config.api_spec import api_spec
+from cortex.config.generations import HANDLER
 from cortex.config.masking import is_secret_field, mask_secrets
 from cortex.config.schema import Api
 from cortex.models.spec import DEFAULT_MODEL
@@ -23,6 +26,37 @@ _NAMES = 5
 #: Maximum number of lines per section.
 _LINES = 20
 _MISSING = object()
+
+
+def _duration(seconds: float) -> str:
+    unit, name = next((each for each in ((3600, "h"), (60, "m")) if seconds and seconds % each[0] == 0), (1, "s"))
+    return f"{seconds / unit:g}{name}"
+
+
+def _amount(size_bytes: float) -> str:
+    units = ((1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
+    unit, name = next((each for each in units if size_bytes and size_bytes % each[0] == 0), (1, ""))
+    return f"{size_bytes / unit:.0f}{name}"
+
+
+def _defaults(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the default of each field of a model and of the sections in it, by its path."""
+    for name, field in model.model_fields.items():
+        for each in (field.annotation, *get_args(field.annotation)):
+            if isinstance(each, type) and issubclass(each, BaseModel):
+                yield from _defaults(each, f"{prefix}{name}.")
+        if not (field.is_required() or field.default_factory_takes_validated_data):
+            yield f"{prefix}{name}", field.get_default(call_default_factory=True)
+
+
+#: How values of keys are written, if there are several notations.
+_NOTATIONS: Mapping[str, Callable[[float], str]] = {
+    **{key: _duration for field, key in HANDLER.written.items() if field.endswith("_s")},
+    "compute.cpu": lambda cores: f"{cores:g}",
+    **dict.fromkeys(("compute.mem", "compute.mem_limit", "compute.shm"), _amount),
+}
+#: By the key of the field.
+_DEFAULTS = {HANDLER.written[field]: default for field, default in _defaults(Api) if field in HANDLER.written}
 
 
 def describe_changes(before: Api, after: Api, folder_before: Path, folder_after: Path) -> tuple[str, ...]:
@@ -40,13 +74,20 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
 
 
 def spec_changes(before: Api, after: Api) -> Iterator[str]:
-    """Yield a line for each key of the user's file whose value differs, such as `compute.cpu: 0.2 → 0.5`."""
+    """Yield a line for each key of the user's file whose value differs, such as `compute.cpu: 0.2 → 0.5`.
+
+    Times and amounts have one notation, however they are written. Of a section that is new, defaults are not shown.
+    """
     # An older version of cortex stored neither what the user wrote nor the defaults of fields that it did not have.
     complete = tuple(api.model_copy(update={"as_written": None}) for api in (before, after))
     if before.as_written is None or after.as_written is None:
         before, after = complete
     old, new = (dict(_fields("", api_spec(api))) for api in (before, after))
     old_defaults, new_defaults = (dict(_fields("", api_spec(api))) for api in complete)
+    for values, parsed in ((old, old_defaults), (new, new_defaults)):
+        values |= {key: parsed[key] for key in values.keys() & parsed.keys() & _NOTATIONS.keys()}
+    sections = {key.rpartition(".")[0] for key in old}
+    unshown = dict[str, bool]()  #: by new section: all of its fields have their defaults
     for field in dict.fromkeys([*old, *new]):
         was = old.get(field, old_defaults.get(field, _MISSING))
         now = new.get(field, new_defaults.get(field, _MISSING))
@@ -57,9 +98,16 @@ def spec_changes(before: Api, after: Api) -> Iterator[str]:
         elif is_secret_field(field):
             yield f"{field}: {'added' if was is _MISSING else 'changed'}"
         elif was is _MISSING:
-            yield f"{field}: {_shown(now)} (new)"
+            section = field.rpartition(".")[0]
+            is_default = section not in sections and field in _DEFAULTS and _DEFAULTS[field] == now
+            unshown[section] = is_default and unshown.get(section, True)
+            if not is_default:
+                yield f"{field}: {_shown(now, field)} (new)"
         else:
-            yield f"{field}: {_shown(was)} → {_shown(now)}"
+            yield f"{field}: {_shown(was, field)} → {_shown(now, field)}"
+    for section, has_only_defaults in unshown.items():
+        if has_only_defaults:
+            yield f"{section}: its defaults (new)"
 
 
 @dataclass(frozen=True)
@@ -153,7 +201,10 @@ def _limited(lines: list[str], what: str) -> list[str]:
     return lines[:_LINES] + more
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, key: str = "") -> str:
+    notation = _NOTATIONS.get(key)
+    if notation is not None and isinstance(value, int | float):
+        return notation(value)
     value = mask_secrets(value)
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
