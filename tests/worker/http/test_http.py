@@ -233,6 +233,14 @@ def test_a_request_with_an_unknown_verb_is_refused_with_its_id(is_application: b
         assert json.loads(body) == {"error": "the verb of the request is unknown", "request_id": "17-1"}
 
 
+def test_a_request_that_is_not_valid_is_refused_with_its_id() -> None:
+    with running_replica(ECHO, interface="functions") as replica:
+        replica.wait_ready()
+        head, body = last_response(replica, b"GET /x\xff HTTP/1.1\r\nhost: a\r\nx-cortex-request-id: 17-2\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body) == {"error": "the request is not valid HTTP", "request_id": "17-2"}
+
+
 def test_request_is_parsed_byte_by_byte() -> None:
     with running_replica(ECHO, interface="functions") as replica, socket.socket(socket.AF_UNIX) as sock:
         replica.wait_ready()

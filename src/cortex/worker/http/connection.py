@@ -615,10 +615,10 @@ class Connection:
 
     def _problem(self, error: Exception, size: int) -> tuple[int, str]:
         """Return status and message for a request that can't be parsed."""
+        if not self._headers_read and (found := _REQUEST_ID.search(self._buffer[:size])):
+            self.request_id = self.log_id = found[1]  # the parser has stopped before the headers
         if not isinstance(error, HttpParserInvalidMethodError) or not _VERB.match(self._buffer[:size]):
             return 400, "the request is not valid HTTP"
-        if found := _REQUEST_ID.search(self._buffer[:size]):  # the parser has stopped before the headers
-            self.request_id = self.log_id = found[1]
         return 501, "the verb of the request is unknown"
 
     def _bypass_parser(self) -> None:
