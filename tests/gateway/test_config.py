@@ -19,7 +19,7 @@ from cortex.gateway.haproxy import find_binary
 from cortex.gateway.maps import ROUTES_MAP, UNAVAILABLE_MAP
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 
-SOCKETS = GatewaySockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock")
+SOCKETS = GatewaySockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock", "/tmp/c/refused.sock")
 IRIS = ApiBackend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
 SPECIAL = st.sampled_from("\n\r\t \"'\\%#$[]{}();,<>\x00\x7f\x85\u2028")
 TROUBLE = st.text(alphabet=st.one_of(SPECIAL, st.characters(codec="utf-8")))
@@ -40,7 +40,7 @@ def test_a_backend_section_contains_limits_and_servers() -> None:
     assert "timeout queue 1500ms" in lines
     assert "timeout server 2500ms" in lines
     assert any(line.startswith("server iris-1-0 unix@/tmp/c/iris-1-0 maxconn 3 check ") for line in lines)
-    assert any(line.endswith("if { req.body_size gt 1000 }") for line in lines)
+    assert any(line.endswith("if { req.hdr_val(content-length) gt 1000 }") for line in lines)
     assert "http-request set-var(txn.limit) nbsrv,mul(7) if { queue ge 7 }" in lines
 
 

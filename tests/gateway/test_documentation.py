@@ -12,7 +12,7 @@ from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split, 
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, table, world
 
-SOCKETS = GatewaySockets("/s/stats", "/s/successor", "/s/inside")
+SOCKETS = GatewaySockets("/s/stats", "/s/successor", "/s/inside", "/s/refusals")
 PATHS = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in DOCS_ASSETS))
 SPLIT = Split("mix", "/mix", (Share("iris", 100),), has_docs=True)
 PAGE = "https://page.example"

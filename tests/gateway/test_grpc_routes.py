@@ -125,7 +125,7 @@ async def test_the_metadata_of_a_call_selects_one_of_the_apis_of_a_service(home:
 
 @pytest.mark.parametrize(("certificate", "bind"), [("", "8888\n"), ("PEM", " alpn h2,http/1.1\n")])
 def test_only_a_gateway_with_grpc_apis_serves_http_2(certificate: str, bind: str) -> None:
-    sockets = GatewaySockets("/s", "/n", "/i")
+    sockets = GatewaySockets("/s", "/n", "/i", "/r")
     settings = GatewaySettings(certificate=certificate)
     first = next(line for line in _lines(table(service()), settings, sockets) if "bind 127" in line)
     assert f"{first}\n".endswith(bind)
@@ -135,7 +135,7 @@ def test_only_a_gateway_with_grpc_apis_serves_http_2(certificate: str, bind: str
 
 
 def test_clients_of_streams_may_be_silent_as_long_as_their_api_allows() -> None:
-    sockets = GatewaySockets("/s", "/n", "/i")
+    sockets = GatewaySockets("/s", "/n", "/i", "/r")
     for routes, expected in (
         (table(service(timeout_s=300), backend("plain")), "  timeout client 301000ms"),
         (table(service(timeout_s=5), backend("plain", timeout_s=300)), "  timeout client 60000ms"),

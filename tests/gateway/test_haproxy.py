@@ -96,12 +96,33 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_received(home: Home
         client.close()
 
 
-async def test_oversized_headers_are_refused(home: Home) -> None:
+@pytest.mark.parametrize("size", [66_000, 200_000, 500_000, 540_000, 1_000_000])
+async def test_a_head_above_the_limit_is_refused_with_431_wherever_its_bytes_are(home: Home, size: int) -> None:
+    too_large = "the URL and the headers are larger than 65536 bytes"
     async with world(home) as w:
         await w.gateway.startup(table(backend("iris", await w.server("a"))))
-        assert (await ask(w.port, "/iris", long="x" * 60_000)).status == 200
-        answer = await ask(w.port, "/iris", long="x" * 70_000)
-        assert (answer.status, answer.json()["error"]) == (400, "bad request")
+        many = {f"x-{number}": "x" * 2000 for number in range(size // 2000)}
+        half = "x" * (size // 2)
+        for target, headers in [("/iris", {"long": "x" * size}), ("/iris", many), (f"/iris?{half}", {"long": half})]:
+            answer = await ask(w.port, target, "POST", b"{}", **headers)
+            assert (answer.status, answer.json()["error"]) == (431, too_large)
+            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+        assert w.upstreams["a"].served == 0
+
+
+async def test_a_head_below_the_limit_is_accepted_with_a_large_body(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        for target, headers in [("/iris", {"long": "x" * 60_000}), (f"/iris?{'x' * 30_000}", {"long": "x" * 30_000})]:
+            assert (await ask(w.port, target, "POST", b"x" * 3_000_000, **headers)).status == 200
+
+
+async def test_more_headers_than_the_limit_are_refused_with_431(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        for count in (1001, 1030, 4000):
+            answer = await ask(w.port, "/iris", **{f"x{number}": "" for number in range(count)})
+            assert (answer.status, answer.json()["error"]) == (431, "the request has more than 1000 headers")
 
 
 async def test_requests_and_responses_may_have_a_thousand_headers(home: Home) -> None:

@@ -188,10 +188,12 @@ def test_a_socket_path_with_special_characters_is_refused(path: str) -> None:
     made = ApiBackend("sum", "/sum", 1, 1, 1, "", jobs_socket=path)
     with pytest.raises(GatewayError, match="socket path"):
         render(
-            RoutingTable((made,)), GatewaySettings(port=free_port()), GatewaySockets("/tmp/c/g", "/tmp/c/s", "/tmp/c/i")
+            RoutingTable((made,)),
+            GatewaySettings(port=free_port()),
+            GatewaySockets("/tmp/c/g", "/tmp/c/s", "/tmp/c/i", "/tmp/c/r"),
         )
 
 
 def test_a_table_without_batch_apis_has_no_rule_for_jobs(tmp_path: Path) -> None:
-    sockets = GatewaySockets(str(tmp_path / "g"), str(tmp_path / "s"), str(tmp_path / "i"))
+    sockets = GatewaySockets(str(tmp_path / "g"), str(tmp_path / "s"), str(tmp_path / "i"), str(tmp_path / "r"))
     assert "jobs.map" not in render(RoutingTable((backend("iris"),)), GatewaySettings(), sockets).config

@@ -224,7 +224,7 @@ async def test_the_access_log_contains_the_id_of_the_key_and_not_the_key(home: H
 
 
 def test_only_hashes_are_looked_up_and_open_apis_have_no_rules() -> None:
-    sockets = GatewaySockets("/s/a", "/s/b", "/s/c")
+    sockets = GatewaySockets("/s/a", "/s/b", "/s/c", "/s/d")
     plain, keyed = backend("plain"), backend("keyed", needs_key=True)
     split = Split("ab", "/ab", (Share("keyed", 100),))
     config = render(RoutingTable((keyed, plain), (split,), KEYS), GatewaySettings(), sockets).config

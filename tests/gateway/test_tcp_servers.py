@@ -34,7 +34,7 @@ async def served(home: Home, *hosts: str) -> AsyncIterator[World]:
 
 
 def test_invalid_addresses_and_secrets_are_refused() -> None:
-    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside", "/run/refusals")
     for address in ("node-1:80", "relative/path", "", "127.0.0.1:80\n  server x"):
         with pytest.raises(GatewayError, match="neither a path nor"):
             render(table(backend("a", Server("s", address, 1))), GatewaySettings(), sockets)
@@ -44,14 +44,14 @@ def test_invalid_addresses_and_secrets_are_refused() -> None:
 
 
 def test_without_tcp_servers_there_are_no_tcp_rules() -> None:
-    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside", "/run/refusals")
     text = render(table(backend("a", Server("s", "/run/s", 1))), GatewaySettings(), sockets).config
     assert "x-cortex-gateway" not in text
     assert "srvtcpka" not in text
 
 
 def test_the_first_tcp_server_needs_no_reload() -> None:
-    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside")
+    sockets = GatewaySockets("/run/stats", "/run/successor", "/run/inside", "/run/refusals")
     structures = {
         render(table(backend("a", *servers), gateway_secret=SECRET), GatewaySettings(), sockets).structure
         for servers in ((), (Server("s", "127.0.0.1:80", 1),), (Server("s", "/run/s", 1),))
@@ -115,12 +115,12 @@ async def test_tcp_connections_are_reused(home: Home) -> None:
         assert len(seen) <= 3
 
 
-async def test_a_url_longer_than_the_limit_of_replicas_is_refused(home: Home) -> None:
+async def test_a_head_larger_than_the_limit_of_supervisors_is_refused(home: Home) -> None:
     async with served(home, "127.0.0.1") as made:
         assert (await ask(made.port, f"/all?{'x' * 60_000}")).status == 200
         answer = await ask(made.port, f"/all?{'x' * 70_000}")
-        assert answer.status == 414
-        assert answer.json()["error"] == "the URL is longer than 65536 bytes"
+        assert answer.status == 431
+        assert answer.json()["error"] == "the URL and the headers are larger than 65536 bytes"
 
 
 async def test_a_server_that_refuses_connections_is_skipped_until_it_recovers(home: Home) -> None:

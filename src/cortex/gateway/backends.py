@@ -1,8 +1,9 @@
 """The `backend` section of each API in HAProxy's configuration: API keys, limits, holding, queue and servers. Pure.
 
-Rules of a section apply in this order: check the API key, refuse a body that is too large, wait for the whole body,
-hold the request while there is no replica (see `config`), refuse it if the queue is full, send it to a server. Each
-condition costs every request a fraction of a microsecond, so `allow` skips the rules for rare cases.
+Rules of a section apply in this order: check the API key, refuse a head or body that is too large, refuse the request
+if there is no replica and none will come, wait for the whole body, hold the request while there is no replica (see
+`config`), refuse it if the queue is full, send it to a server. Each condition costs every request a fraction of a
+microsecond, so `allow` skips the rules for rare cases.
 
 API keys: HAProxy checks them itself, against a map that commands change, so keys work while the operator is away. It
 looks up the SHA-256 of the received key, never the key. The duration of a lookup therefore depends on a hash that no
@@ -28,12 +29,15 @@ from cortex.gateway.maps import (
 )
 from cortex.gateway.protocols import (
     DETECTED_ERRORS,
+    END_OF_REFUSALS,
     GRPC_BACKEND,
     GRPC_RESPONSES,
     GRPC_STATUSES,
     RULES,
     Protocol,
     json_error,
+    refusals_server,
+    refuse,
 )
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server
 
@@ -57,6 +61,8 @@ _DOCS_CONNECTIONS = 100
 HELD_MIN = 1024
 #: Server to which held requests go: the gateway itself. Each section of an API has it; it never counts as a replica.
 HOLD_SERVER = "cortex-hold"
+_UNAVAILABLE_REASON = f"%[be_name,map({UNAVAILABLE_MAP})]"
+_HOLDS_NONE = f"{{ nbsrv eq 0 }} ! {{ be_name,map({HOLDS_MAP}) -m str 1 }}"
 #: The frontend of requests that the gateway sends to itself.
 INSIDE_FRONTEND = "cortex-inside"
 
@@ -67,8 +73,10 @@ _TCP_CHECK = "check inter 1s fastinter 500ms fall 2 rise 1 observe layer4 error-
 #: Replicas over TCP: a machine that vanished does not refuse connections. Until a check fails, each request that needs
 #: a new connection to it waits this long, and then goes to another replica.
 _TCP_CONNECT_TIMEOUT_MS = 1000
-#: Replicas over TCP: a longer URL would not fit into the head that a supervisor reads before it admits a connection.
-_TCP_URL_MAX_BYTES = 64 * 1024
+#: Limits of the head of a request. A supervisor on another machine reads it before it admits a connection, and expects
+#: at most 160 KiB; HAProxy itself has larger limits, beyond which it answers with a page of its own.
+HEAD_MAX_BYTES = 64 * 1024
+HEAD_MAX_COUNT = 1000
 
 #: Requests to the services that every gRPC API has: health checks and reflection.
 IS_GRPC_TOOL = "{ path_beg /grpc.health.v1. /grpc.reflection.v1 }"
@@ -85,7 +93,6 @@ _KEYED_CANARY = "keyed-canary"
 #: A request that a canary gets a copy of, and that did not come through a splitter.
 _COPIED = "{ var(txn.copy) -m beg api: } ! { var(txn.split) -m found }"
 _SPLITS_PER_LINE = 50
-_CHALLENGE = "hdr WWW-Authenticate Bearer"
 #: Requests that the gateway sends to itself were checked when they came from the client. Their frontend sets this
 #: variable, and asking for it is cheaper than for the name of the frontend.
 _FROM_CLIENT = "! { var(txn.backend) -m found }"
@@ -118,15 +125,16 @@ class GatewaySockets:
     stats: str  #: commands
     successor: str  #: requests that old workers pass on after a reload
     inside: str  #: requests that the gateway sends to itself: held ones, and copies for a shadow
+    refusals: str  #: requests that are refused before their body is complete
 
 
 def section(
     backend: ApiBackend, table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float, keyed: Collection[str]
 ) -> str:
     """Return the section of an API without its servers. `keyed` is the result of `keyed_splits`."""
-    first = _key_rules(backend, table, keyed) + _tcp_rules(backend, table.gateway_secret)
+    first = _key_rules(backend, table, keyed) + _head_rules(backend) + _tcp_rules(backend, table.gateway_secret)
     if backend.protocol is Protocol.JOBS:
-        return _jobs_section(backend, first)
+        return _jobs_section(backend, sockets, first)
     return _calls_section(backend, sockets, body_timeout_s, first)
 
 
@@ -239,9 +247,10 @@ def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str])
     of_others = _error(backend, 403, _KEY_OF_OTHERS, "forbidden")
     return f"""\
 {check}\
-  http-request return status 401 {missing} {_CHALLENGE} if {condition} ! {{ var(txn.key) -m found }}
-  http-request return status 401 {unknown} {_CHALLENGE} if {condition} ! {{ var(txn.key_id) -m found }}
-  http-request return status 403 {of_others} if {condition} ! {{ var(txn.key_fits) -m found }}
+{refuse(403, of_others, f"{condition} ! {{ var(txn.key_fits) -m found }}")}\
+{refuse(401, unknown, f"{condition} ! {{ var(txn.key_id) -m found }}")}\
+{refuse(401, missing, f"{condition} ! {{ var(txn.key) -m found }}")}\
+{END_OF_REFUSALS}\
   # Keep the key from user code, and from what it logs.
   http-request del-header x-api-key if {condition}
   http-request del-header authorization if {condition}
@@ -276,6 +285,17 @@ def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> st
     return RULES[backend.protocol].error(status, message, kind)
 
 
+def _head_rules(backend: ApiBackend) -> str:
+    """Return the rules that refuse a head that is too large. The length of all that has arrived is a cheap bound."""
+    size = _error(backend, 431, f"the URL and the headers are larger than {HEAD_MAX_BYTES} bytes", "too_large")
+    count = _error(backend, 431, f"the request has more than {HEAD_MAX_COUNT} headers", "too_large")
+    large = f"{{ req.len gt {HEAD_MAX_BYTES // 2} }}"
+    return f"""\
+  http-request set-var(txn.url_length) url,length if {large}
+{refuse(431, size, f"{large} {{ req.hdrs,length,add(txn.url_length) gt {HEAD_MAX_BYTES} }}")}\
+{refuse(431, count, f"{{ req.len gt {HEAD_MAX_COUNT} }} {{ req.fhdr_cnt gt {HEAD_MAX_COUNT} }}")}"""
+
+
 # Replicas over TCP, on this machine or another.
 
 
@@ -287,7 +307,6 @@ def _tcp_rules(backend: ApiBackend, secret: str) -> str:
     """
     if backend.protocol is Protocol.JOBS or not (secret or any(not is_unix(server) for server in backend.servers)):
         return ""
-    too_long = _error(backend, 414, f"the URL is longer than {_TCP_URL_MAX_BYTES} bytes")
     header = f"  http-request set-header x-cortex-gateway {secret}\n" if secret else ""
     # Without keep-alive probes, idle connections to a machine that vanished would be used again.
     return f"""\
@@ -296,14 +315,13 @@ def _tcp_rules(backend: ApiBackend, secret: str) -> str:
   srvtcpka-idle 2s
   srvtcpka-intvl 1s
   srvtcpka-cnt 6
-  http-request return status 414 {too_long} if {{ url_len gt {_TCP_URL_MAX_BYTES} }}
 {header}"""
 
 
 # APIs that run jobs.
 
 
-def _jobs_section(backend: ApiBackend, first: str) -> str:
+def _jobs_section(backend: ApiBackend, sockets: GatewaySockets, first: str) -> str:
     name = backend_name(backend)
     away = "the operator is not running; jobs can't be submitted, queried or stopped now"
     full = f"{_JOBS_CONNECTIONS} requests are open at this endpoint already; try again once some of them are answered"
@@ -316,7 +334,7 @@ def _jobs_section(backend: ApiBackend, first: str) -> str:
 backend {name}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
   timeout server {milliseconds(JOBS_TIMEOUT_S)}ms
-{section_log(backend)}{first}\
+{section_log(backend)}{first}{END_OF_REFUSALS}\
   # If the operator died with a connection that was used before, HAProxy would close the client's without a response.
   option http-server-close
   http-request set-header x-cortex-api {backend.api}
@@ -325,6 +343,7 @@ backend {name}
   http-error status 503 {_error(backend, 503, refused, kind)} hdr Retry-After 1
   http-error status 504 {_error(backend, 504, silent, _OPERATOR_UNAVAILABLE)}
 {final_status(backend)}\
+{refusals_server(sockets.refusals)}\
   server operator 'unix@{backend.jobs_socket}' maxconn {_JOBS_CONNECTIONS}
 """
 
@@ -366,6 +385,7 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
         f"  cookie cortex-{backend.api} insert indirect nocache httponly attr SameSite=Lax\n" if backend.sticky else ""
     )
     rules, is_grpc = RULES[backend.protocol], backend.protocol is Protocol.GRPC
+    too_large = _error(backend, 413, f"the body is larger than {backend.max_body_bytes} bytes")
     if rules.forwards_client:
         late += " ! { res.hdr(server-timing) -m found }"  # not a response of the application
     if is_grpc:
@@ -390,13 +410,16 @@ backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
 {cookie}{section_log(backend)}{rules.variables}{track}{first}{watch}\
-  http-request return status 413 {_error(backend, 413, f"the body is larger than {backend.max_body_bytes} bytes")} \
-if {{ req.body_size gt {backend.max_body_bytes} }}
-{body}\
+{_unavailable_rules(backend)}\
+{refuse(413, too_large, f"{{ req.hdr_val(content-length) gt {backend.max_body_bytes} }}")}\
+{END_OF_REFUSALS}{body}\
   http-request set-var(txn.arrived) date(0,ms)
   http-request allow if {{ nbsrv gt 0 }} {_has_room(backend)}
 {_hold(backend, sockets, timeout_ms)}\
-{_queue_limit(backend)}
+{_queue_limit(backend)}{END_OF_REFUSALS}\
+{refusals_server(sockets.refusals)}\
+  use-server {HOLD_SERVER} if {{ nbsrv eq 0 }}
+  server {HOLD_SERVER} 'unix@{sockets.inside}' disabled pool-max-conn 0
   # HAProxy's response if the client disconnects while the replica has the request.
   http-error status 400 {_error(backend, 400, "the client disconnected")} hdr x-cortex-disconnected 1
   http-error status 503 {_error(backend, 503, waited)} hdr Retry-After 1
@@ -410,34 +433,40 @@ if {{ req.body_size gt {backend.max_body_bytes} }}
 {final_status(backend)}{GRPC_RESPONSES if is_grpc else ""}"""
 
 
+def _unavailable_rules(backend: ApiBackend) -> str:
+    """Return the rules that refuse requests while no server is up and none is about to be."""
+    error = _unavailable(backend)
+    # A probe must neither wait nor start a replica.
+    probe = error.replace("""{"error":""", """{"ready":false,"error":""")
+    is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
+    if backend.protocol is Protocol.GRPC:
+        probe, is_probe = error, IS_GRPC_TOOL
+    return refuse(503, error, _HOLDS_NONE) + refuse(503, probe, f"{{ nbsrv eq 0 }} {is_probe}")
+
+
+def _unavailable(backend: ApiBackend) -> str:
+    return _error(backend, 503, f"no replica is ready: {_UNAVAILABLE_REASON}")
+
+
 def _hold(backend: ApiBackend, sockets: GatewaySockets, timeout_ms: int) -> str:
     """Return the rules that hold or refuse a request while no server is up; see `config` for the two passes."""
     limit = 2 * max(HELD_MIN, backend.max_queue)  # each held request is in this section twice
-    reason = f"%[be_name,map({UNAVAILABLE_MAP})]"
-    late = _error(backend, 504, f"timed out after {backend.timeout_s:g} s, while no replica was ready: {reason}")
-    # A probe must neither wait nor start a replica.
-    probe = f'content-type application/json lf-string \'{{"ready":false,"error":"no replica is ready: {reason}"}}\''
-    is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
-    if backend.protocol is Protocol.GRPC:
-        probe, is_probe = _error(backend, 503, f"no replica is ready: {reason}"), IS_GRPC_TOOL
+    late = _error(
+        backend, 504, f"timed out after {backend.timeout_s:g} s, while no replica was ready: {_UNAVAILABLE_REASON}"
+    )
+    full = _error(backend, 503, "the queue is full")
+    held = "{ nbsrv eq 0 } { var(txn.held) -m found }"
     return f"""\
-  http-request return status 503 {probe} hdr Retry-After 1 if {{ nbsrv eq 0 }} {is_probe}
-  # Second pass: wait here.
-  http-request lua.cortex_hold {timeout_ms} if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }}
-  http-request return status 504 {late} if {{ nbsrv eq 0 }} {{ var(txn.held) -m str late }}
-  http-request return status 503 {_error(backend, 503, f"no replica is ready: {reason}")} hdr Retry-After 1 \
-if {{ nbsrv eq 0 }} ! {{ be_name,map({HOLDS_MAP}) -m str 1 }}
-  http-request return status 503 {_error(backend, 503, "the queue is full")} hdr Retry-After 1 \
-if {{ nbsrv eq 0 }} {{ be_conn gt {limit} }} ! {{ var(txn.held) -m found }}
-  # Second pass: the wait ended early because the client disconnected.
-  http-request return status 400 {_error(backend, 400, "the client went away")} \
-if {{ nbsrv eq 0 }} {{ var(txn.held) -m found }} ! {{ stopping }}
+  # Second pass: wait here. If the wait ends early, the client has disconnected, or the API holds no more requests.
+  http-request lua.cortex_hold {timeout_ms} if {held}
+{refuse(503, full, f"{{ nbsrv eq 0 }} {{ be_conn gt {limit} }} ! {{ var(txn.held) -m found }}")}\
+{refuse(400, _error(backend, 400, "the client went away"), f"{held} ! {{ stopping }}")}\
+{refuse(503, _unavailable(backend), _HOLDS_NONE)}\
+{refuse(504, late, "{ nbsrv eq 0 } { var(txn.held) -m str late }")}\
+{END_OF_REFUSALS}\
   # First pass, or second pass in a worker that a reload replaced: go to the frontend {INSIDE_FRONTEND}.
   http-request set-header x-cortex-backend %[be_name] if {{ nbsrv eq 0 }}
   http-request set-header x-cortex-held 1 if {{ nbsrv eq 0 }}
-  option persist
-  use-server {HOLD_SERVER} if {{ nbsrv eq 0 }}
-  server {HOLD_SERVER} 'unix@{sockets.inside}' disabled pool-max-conn 0
 """
 
 
@@ -448,12 +477,12 @@ def _has_room(backend: ApiBackend) -> str:
 
 def _queue_limit(backend: ApiBackend) -> str:
     limit = max(0, backend.max_queue)
-    full = f"http-request return status 503 {_error(backend, 503, 'the queue is full')} hdr Retry-After 1"
+    full = _error(backend, 503, "the queue is full")
     # Held requests enter the queue all at once, whatever its limit.
     new = "! { nbsrv eq 0 } ! { var(txn.held) -m found }"
     if limit == 0:
-        return f"  {full} if {{ be_conn_free le 0 }} {new}"
+        return refuse(503, full, f"{{ be_conn_free le 0 }} {new}")
     # The limit is per ready replica process.
     return f"""\
   http-request set-var(txn.limit) nbsrv,mul({limit}) if {{ queue ge {limit} }}
-  {full} if {{ queue ge {limit} }} {{ queue,sub(txn.limit) ge 0 }} {new}"""
+{refuse(503, full, f"{{ queue ge {limit} }} {{ queue,sub(txn.limit) ge 0 }} {new}")}"""

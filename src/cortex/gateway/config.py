@@ -60,7 +60,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from importlib import resources
 
 from cortex import __version__
@@ -116,12 +116,16 @@ from cortex.gateway.maps import (
 )
 from cortex.gateway.protocols import (
     DETECTED_ERRORS,
+    END_OF_REFUSALS,
     GRPC_BACKEND,
     GRPC_RESPONSES,
+    REFUSALS_SERVER,
     RULES,
     SET_GRPC,
     grpc_error,
     json_error,
+    refusals_server,
+    refuse,
 )
 from cortex.gateway.routes import ApiBackend, RoutingTable
 from cortex.payloads.inference_protocol import EXTENSIONS
@@ -139,10 +143,11 @@ _SCRIPT = resources.files("cortex.gateway").joinpath(LUA_FILE).read_text()
 BUFFER_BYTES = 1024 * 1024 + 64 * 1024
 #: Buffers kept for reuse. Without room for a dozen, each request maps and unmaps its own: twice the CPU time.
 BUFFER_CACHE_BYTES = 16 * 1024 * 1024
-HEADERS_MAX_BYTES = 64 * 1024
-#: Headers of a request or response, with those that the gateway adds. HAProxy's default, 101, is too few for some
-#: applications; each takes 64 bytes of the stack while they are parsed.
-HEADERS_MAX = 1024
+#: Headers of a request or response, beyond which HAProxy answers with a page of its own; see `HEAD_MAX_COUNT` for
+#: the limit of requests. Each takes 64 bytes of the stack while they are parsed.
+HEADERS_MAX = 8192
+#: Time without progress after which the gateway ends a request that it has refused, see `gateway.lua`.
+_REFUSAL_IDLE_S = 5
 #: Requests that a client may have open on one connection of HTTP/2.
 STREAMS = 1000
 
@@ -213,9 +218,10 @@ def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySocke
         _defaults(table, settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
+        _refusals(sockets),
         *_fixed_sections(table, sockets),
         *docs_section(table),
-        *([_v2_section(table)] if table.v2_at_root else []),
+        *([_v2_section(table, sockets)] if table.v2_at_root else []),
     ]
     keyed = keyed_splits(table)
     backends = with_canaries(table)
@@ -236,7 +242,7 @@ def description(structure: str) -> str:
 
 def _validate(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> None:
     _check("host", _HOST, settings.host)
-    for path in (sockets.stats, sockets.successor, sockets.inside, *filter(None, [table.operator_socket])):
+    for path in (*astuple(sockets), *filter(None, [table.operator_socket])):
         _check_path(path)
     if not _SECRET.fullmatch(table.gateway_secret):
         raise GatewayError("the gateway's secret is too long or contains characters that HAProxy can't be given")
@@ -331,9 +337,6 @@ defaults
   option redispatch 1
   http-reuse always
   http-error status 400 {json_error("bad request")}
-  http-error status 403 {json_error("forbidden")}
-  http-error status 404 {json_error("not found")}
-  http-error status 413 {json_error("the request is too large")}
   http-error status 503 {json_error("no replica could be reached")} hdr Retry-After 1
   http-error status 504 {json_error("timed out")}
 {"".join(f"  http-error status {status} {json_error(text)}{chr(10)}" for status, text in DETECTED_ERRORS.items())}"""
@@ -356,8 +359,6 @@ frontend {FRONTEND}
 {frontend_log(table)}\
 {_prefix_rule(table)}\
 {request_rules(table)}\
-  http-request deny deny_status 400 if {{ req.len gt {HEADERS_MAX_BYTES // 2} }} \
-{{ req.hdrs_bin,length gt {HEADERS_MAX_BYTES} }}
 {_of_successor(table, _FROM_OLD_WORKER)}\
 {_grpc_rules(table)}\
   http-request del-header x-cortex- -m beg
@@ -529,13 +530,24 @@ frontend {INSIDE_FRONTEND}
 """
 
 
+def _refusals(sockets: GatewaySockets) -> str:
+    """Return the frontend of requests that the gateway refuses before their body is complete."""
+    return f"""\
+frontend {REFUSALS_SERVER}
+  bind 'unix@{sockets.refusals}' mode 600 proto h1
+  timeout client {_REFUSAL_IDLE_S}s
+  filter lua.cortex_bounded
+  http-request use-service lua.cortex_drain
+"""
+
+
 def _fixed_sections(table: RoutingTable, sockets: GatewaySockets) -> tuple[str, ...]:
     return (
         f"""\
 backend {UNKNOWN_BACKEND}
 {_unknown_grpc(table)}\
-  http-request return status 404 {json_error("no API has the path %[path,bytes(0,200),json(utf8ps)]")}
-""",
+{refuse(404, json_error("no API has the path %[path,bytes(0,200),json(utf8ps)]"), "TRUE")}{END_OF_REFUSALS}\
+{refusals_server(sockets.refusals)}""",
         f"""\
 backend {HEALTH_BACKEND}
   http-request return status 200 content-type application/json string '{{"ok": true}}'
@@ -568,7 +580,7 @@ def _unknown_grpc(table: RoutingTable) -> str:
     return f"{SET_GRPC}{GRPC_RESPONSES}  http-request return status 404 {error} if {{ var(txn.grpc) -m found }}\n"
 
 
-def _v2_section(table: RoutingTable) -> str:
+def _v2_section(table: RoutingTable, sockets: GatewaySockets) -> str:
     """Return the section of the Open Inference Protocol's paths at the root that name no API."""
     answers = {
         "/v2/health/live": '{"live":true}',
@@ -576,9 +588,9 @@ def _v2_section(table: RoutingTable) -> str:
         "/v2/models /v2/models/": json.dumps({"models": v2_names(table)}),
         "/v2 /v2/": json.dumps({"name": "cortex", "version": __version__, "extensions": EXTENSIONS}),
     }
-    lines = [f"  http-request return status 405 {json_error('use GET')} hdr Allow GET if ! {{ method GET HEAD }}"]
-    lines += [
-        f"  http-request return status 200 content-type application/json string '{body}' if {{ path -m str {paths} }}"
+    lines = [
+        f"  http-request return status 200 content-type application/json string '{body}' if {{ path -m str {paths} }}\n"
         for paths, body in answers.items()
     ]
-    return "\n".join([f"backend {V2_BACKEND}", *lines]) + "\n"
+    refused = refuse(405, json_error("use GET"), "! { method GET HEAD }") + END_OF_REFUSALS
+    return f"backend {V2_BACKEND}\n{refused}{''.join(lines)}{refusals_server(sockets.refusals)}"

@@ -1,5 +1,6 @@
--- Holding of requests for an API that has no replica yet, copying of requests to a shadow, and streams of gRPC health
--- checks, which HAProxy's directives can't express. Requests that find a replica and are not copied run nothing of this.
+-- Holding of requests for an API that has no replica yet, refusal of requests, copying of requests to a shadow, and
+-- streams of gRPC health checks, which HAProxy's directives can't express. Requests that find a replica and are not
+-- copied run nothing of this.
 
 local POLL_MS = 50
 local WATCH_MS = 500
@@ -25,6 +26,108 @@ core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
     core.msleep(POLL_MS)
   end
 end, 1)
+
+local DRAINS = 256
+local DRAIN_S = 30
+local DRAIN_BYTES = 1024 * 1024 * 1024
+
+-- Whether the client still sends the body, and would not see a response. One that expects 100 Continue waits for it
+-- instead, and one of gRPC reads while it sends.
+local function sends_body(fetches)
+  local is_grpc = string.match(fetches:req_hdr("content-type") or "", "^application/grpc")
+  if is_grpc or fetches:req_hdr("expect") then
+    return false
+  end
+  local length = tonumber(fetches:req_hdr("content-length"))
+  if length then
+    return length > fetches:req_body_len()
+  end
+  -- HTTP/2 has bodies of unknown length without a header that says so.
+  local method = fetches:method()
+  local is_open = fetches:fc_http_major() == 2 and method ~= "GET" and method ~= "HEAD"
+  return is_open or fetches:req_hdr("transfer-encoding") ~= nil
+end
+
+local REFUSAL_HEADERS = {
+  ["401"] = { "www-authenticate", "Bearer" }, ["405"] = { "allow", "GET" }, ["503"] = { "retry-after", "1" },
+}
+
+local function answer_refusal(refusal, set_status, add_header)
+  local status, body = string.match(refusal, "^(%d+) (.*)$")
+  set_status(tonumber(status))
+  local grpc_status, message = string.match(body, "^(%d+):(.*)$")
+  if grpc_status then
+    add_header("grpc-status", grpc_status)
+    add_header("grpc-message", message)
+    return ""
+  end
+  add_header("content-type", "application/json")
+  add_header("content-length", tostring(#body))
+  if REFUSAL_HEADERS[status] then
+    add_header(table.unpack(REFUSAL_HEADERS[status]))
+  end
+  return body
+end
+
+-- Answers with txn.refusal, a status and a body in JSON, or the status and message of gRPC. While the client sends, it would not see this response on a
+-- connection that HAProxy closes: then the request goes on to the frontend that runs cortex_drain.
+core.register_action("cortex_refuse", { "http-req" }, function(txn)
+  local refusal = txn:get_var("txn.refusal")
+  if sends_body(txn.f) and txn.f:fe_conn("cortex-refusals") < DRAINS then
+    txn.http:req_set_header("x-cortex-refusal", refusal)
+    return
+  end
+  local reply = txn:reply()
+  reply:set_body(answer_refusal(
+    refusal,
+    function(status) reply:set_status(status) end,
+    function(name, value) reply:add_header(name, value) end
+  ))
+  txn:done(reply)
+end, 0)
+
+-- Responds at once, and then receives the body without keeping it.
+core.register_service("cortex_drain", "http", function(applet)
+  local body = answer_refusal(
+    applet.headers["x-cortex-refusal"][0],
+    function(status) applet:set_status(status) end,
+    function(name, value) applet:add_header(name, value) end
+  )
+  applet:start_response()
+  if applet.method ~= "HEAD" then
+    applet:send(body)
+  end
+  local wanted = 65536
+  repeat until #applet:receive(wanted) < wanted
+end)
+
+-- Ends a request that is drained for too long. It sees each part of the body as it arrives. Only an error in Lua ends a
+-- request here; HAProxy logs it.
+local Bounded = { id = "limits of drained requests", flags = filter.FLT_CFG_FL_HTX }
+Bounded.__index = Bounded
+
+function Bounded:new()
+  return setmetatable({ ends = core.now().sec + DRAIN_S, bytes = 0 }, Bounded)
+end
+
+function Bounded:start_analyze(txn, channel)
+  if not channel:is_resp() then
+    filter.register_data_filter(self, channel)
+  end
+end
+
+function Bounded:http_payload(txn, message)
+  local length = message:input()
+  self.bytes = self.bytes + length
+  if self.bytes > DRAIN_BYTES or core.now().sec > self.ends then
+    error("closed a connection whose client sends on after its request was refused", 0)
+  end
+  message:forward(length)
+end
+
+core.register_filter("cortex_bounded", Bounded, function(class)
+  return class
+end)
 
 -- Headers that belong to one connection or expect a response before the body. The copy has its own, or none.
 local OWN_HEADERS = {

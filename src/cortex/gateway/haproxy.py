@@ -112,6 +112,7 @@ class HaproxyGateway:
             stats=str(home.sockets_dir / "gateway.sock"),
             successor=str(home.sockets_dir / "gateway-successor.sock"),
             inside=str(home.sockets_dir / "gateway-inside.sock"),
+            refusals=str(home.sockets_dir / "gateway-refusals.sock"),
         )
         master_socket = home.sockets_dir / "gateway-master.sock"
         self._process = HaproxyProcess(self._folder, CONFIG_FILE, master_socket, home.logs_dir)

@@ -44,6 +44,35 @@ def json_error(message: str) -> str:
     return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
 
 
+#: Server to which a request goes that is refused before its body is complete: the gateway itself, which reads on after
+#: the response, because a client that still sends would not see the response on a connection that is closed at once.
+#: Each section that refuses requests has it; it never counts as a replica.
+REFUSALS_SERVER = "cortex-refusals"
+_REFUSED = "{ var(txn.refusal) -m found }"
+#: The rules after those of `refuse`, of which the last one that applies counts: they answer the request, or end the
+#: section, which then sends it to the server above.
+END_OF_REFUSALS = f"""\
+  http-request lua.cortex_refuse if {_REFUSED}
+  http-request allow if {_REFUSED}
+"""
+
+
+def refuse(status: int, content: str, condition: str) -> str:
+    """Return the rule that refuses requests with an error, given by its content options; see `END_OF_REFUSALS`."""
+    text = content.removeprefix("content-type application/json lf-string '")
+    text = text.removeprefix("hdr grpc-status ").replace(" hdr grpc-message '", ":")
+    return f"  http-request set-var-fmt(txn.refusal) '{status} {text} if {condition}\n"
+
+
+def refusals_server(socket: str) -> str:
+    """Return the rules and the server for refused requests, which end a section except for its other servers."""
+    return f"""\
+  option persist
+  use-server {REFUSALS_SERVER} if {_REFUSED}
+  server {REFUSALS_SERVER} 'unix@{socket}' disabled pool-max-conn 0
+"""
+
+
 #: Sets the variable that selects the form of `routes_error`.
 SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
 
@@ -69,7 +98,7 @@ def operator_error(message: str, kind: str) -> str:
 
 #: gRPC statuses by the HTTP status of an error: INTERNAL for 400, which the gateway sends for malformed HTTP only,
 #: UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED.
-GRPC_STATUSES: Mapping[int, int] = {400: 13, 401: 16, 403: 7, 404: 12, 413: 8, 414: 8, 502: 14, 503: 14, 504: 4}
+GRPC_STATUSES: Mapping[int, int] = {400: 13, 401: 16, 403: 7, 404: 12, 413: 8, 431: 8, 502: 14, 503: 14, 504: 4}
 
 
 def grpc_error(status: int, message: str) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
 from cortex.gateway.maps import CANARY_SUFFIX, KEYS_MAP, keys_map, live_maps
-from cortex.gateway.protocols import GRPC_BACKEND
+from cortex.gateway.protocols import GRPC_BACKEND, REFUSALS_SERVER
 from cortex.gateway.routes import ApiKey, RoutingTable
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
@@ -214,11 +214,13 @@ def parse_stat(text: str) -> dict[str, BackendState]:
         backend = backends.setdefault(name, BackendState())
         if server == "BACKEND":
             backend.queued = int(row["qcur"])
-            backend.requests = int(row["scur"])
+            backend.requests += int(row["scur"])
             backend.average_ms = sum(float(row[name] or 0) for name in ("qtime", "ctime", "rtime"))
             backend.responses = _responses(row)
         elif server == HOLD_SERVER:
             held[name] = row
+        elif server == REFUSALS_SERVER:
+            backend.requests -= int(row["scur"])  # has its response, and waits for nothing
         else:
             backend.servers[server] = ServerState(
                 in_flight=int(row["scur"]),
