@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import psutil
+import pytest
 
 from cortex.gateway.haproxy import TRIM_ABOVE_BYTES
 from cortex.gateway.runtime_api import RuntimeApi
@@ -126,3 +127,42 @@ async def test_a_call_may_take_longer_than_the_client_timeout(home: Home) -> Non
     async with world(home, client_timeout_s=0.3) as w:
         await w.gateway.startup(table(backend("iris", await w.server("a"))))
         assert (await ask(w.port, "/iris?sleep=1", "POST", b"{}")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/sum", "/sum/1", "/open", "/unknown", "/livez", "/keyed", "/none"])
+async def test_a_client_that_half_closes_receives_the_complete_response(home: Home, path: str) -> None:
+    async with world(home) as w:
+        jobs = backend("sum", jobs_socket=(await w.server("jobs")).socket)
+        calls = [backend("open", await w.server("a"), finishes_calls=True), backend("keyed", needs_key=True)]
+        await w.gateway.startup(table(jobs, *calls, backend("none")))
+        client = Client(w.port)
+        writer = await client.connect()
+        target = f"{path}?sleep=0.2"
+        writer.write(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc".encode())
+        writer.write_eof()
+        answer = await client.answer()
+        if path in ("/sum", "/sum/1", "/open"):
+            assert (answer.status, answer.json()["url"], answer.json()["body"]) == (200, target, 3)
+        else:
+            assert answer.status == {"/unknown": 404, "/livez": 200, "/keyed": 401, "/none": 503}[path]
+            assert path == "/livez" or answer.json()["request_id"]
+
+
+async def test_a_client_that_half_closes_while_its_call_can_be_cancelled_receives_499(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+
+        async def waits() -> bool:
+            return bool(w.upstreams["a"].waiting)
+
+        async def was_aborted() -> bool:
+            return w.upstreams["a"].aborted == 1
+
+        client = Client(w.port)
+        writer = await client.connect()
+        writer.write(b"GET /iris?wait=1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        await eventually(waits)
+        writer.write_eof()
+        answer = await client.answer()
+        assert (answer.status, answer.json()["error"]) == (499, "the client disconnected")
+        await eventually(was_aborted)

@@ -53,6 +53,9 @@ _JOBS_CONNECTIONS = 1000
 #: Time that further requests wait for one of these connections.
 _JOBS_QUEUE_S = 5.0
 _OPERATOR_UNAVAILABLE = "operator_unavailable"
+#: A client may end its side of the connection after the request (RFC 9112, 9.6), which the gateway can't distinguish
+#: from a disconnect. Nothing is gained by aborting requests to the operator, which finishes them in any case.
+_ANSWER_HALF_CLOSED = "  no option abortonclose\n"
 #: Timeout of documentation, and the maximum number of open requests for it.
 _DOCS_TIMEOUT_S = 30.0
 _DOCS_CONNECTIONS = 100
@@ -334,6 +337,7 @@ def _jobs_section(backend: ApiBackend, sockets: GatewaySockets, first: str) -> s
 backend {name}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
   timeout server {milliseconds(JOBS_TIMEOUT_S)}ms
+{_ANSWER_HALF_CLOSED}\
 {section_log(backend)}{first}{END_OF_REFUSALS}\
   # If the operator died with a connection that was used before, HAProxy would close the client's without a response.
   option http-server-close
@@ -358,6 +362,7 @@ def docs_section(table: RoutingTable) -> tuple[str, ...]:
 backend {DOCS_BACKEND}
   timeout queue {milliseconds(_JOBS_QUEUE_S)}ms
   timeout server {milliseconds(_DOCS_TIMEOUT_S)}ms
+{_ANSWER_HALF_CLOSED}\
   option http-server-close
   http-request set-header x-cortex-docs %[path,map({DOCS_MAP})]
   http-error status 502 {away}
@@ -409,6 +414,7 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
 backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
+{_ANSWER_HALF_CLOSED if backend.finishes_calls else ""}\
 {cookie}{section_log(backend)}{rules.variables}{track}{first}{watch}\
 {_unavailable_rules(backend)}\
 {refuse(413, too_large, f"{{ req.hdr_val(content-length) gt {backend.max_body_bytes} }}")}\

@@ -23,6 +23,7 @@ _LEFT_OUT = {
     "sticky": False,
     "replica_protocol": "calls",
     "canary": None,
+    "finishes_calls": False,
     "gets_copies": False,
     "v2_at_root": False,
 }
@@ -87,6 +88,7 @@ class ApiBackend:
     sticky: bool = False  #: send the requests of a client to the same process, by a cookie
     replica_protocol: Protocol = Protocol.CALLS  #: of `servers`
     canary: Canary | None = None  #: None: `servers` get all requests
+    finishes_calls: bool = False  #: a request is finished although its client disconnects
 
     @property
     def protocol(self) -> Protocol:

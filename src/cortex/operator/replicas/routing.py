@@ -172,6 +172,7 @@ def _backend(
         has_docs=spec.networking.docs,
         sticky=spec.networking.sticky,
         replica_protocol=_protocol(spec, has_routes),
+        finishes_calls=spec.networking.on_disconnect == "finish",
         canary=None if canary is None else _canary(canary[0], [server(*pair, canary[1]) for pair in canary[1]]),
     )
 
