@@ -17,6 +17,7 @@ import psutil
 from cortex.config.schema import Api
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.link import Link
+from cortex.processes.process_tree import is_cleaner
 from cortex.supervisor.exit_reasons import count_kernel_oom_kills, name_death
 from cortex.worker.spec import DEV_VARIABLE, ReplicaSpec
 
@@ -152,7 +153,8 @@ class ApiProcess:
                 self._process.kill()
         for child in children:
             with contextlib.suppress(psutil.Error):
-                child.kill()
+                if not is_cleaner(child.pid):  # it ends once the others have ended
+                    child.kill()
 
     # Messages.
 

@@ -15,6 +15,7 @@ from typing import IO
 
 from cortex.home import write_private
 from cortex.processes.identity import Identity
+from cortex.processes.process_tree import is_cleaner
 
 _OUTPUT_TAIL_BYTES = 2000
 
@@ -110,13 +111,16 @@ def output_tail(file: Path, max_bytes: int = _OUTPUT_TAIL_BYTES) -> str:
 def kill_session(leader: Identity) -> None:
     """Kill every process of the session that `leader` created, the leader included.
 
+    Those that remove shared memory of the others are left, and end by themselves.
+
     The kernel does not reuse a session id while a process of the session lives. Once all have ended, another session
     may get the id; its leader then has another identity.
     """
     if _is_over(leader):
         return
     killed: set[int] = set()
-    while members := set(_members(leader)) - killed:  # again: one of them may have forked meanwhile
+    # Again: one of them may have forked meanwhile.
+    while members := {pid for pid in _members(leader) if pid not in killed and not is_cleaner(pid)}:
         for pid in members:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

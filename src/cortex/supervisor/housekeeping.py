@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background
-from cortex.processes.process_tree import children
+from cortex.processes.process_tree import children, is_cleaner
 from cortex.supervisor.process_slot import leave_supervisor
 from cortex.worker.spec import ENVIRONMENT_COMPILED, ENVIRONMENT_COMPLETE
 from cortex.worker.working_copy import remove_tree
@@ -67,10 +67,14 @@ class Housekeeping:
                 self._pids.discard(pid)
 
     def end_adopted(self, others: Collection[int | None]) -> None:
-        """Kill the children of this process that it has not started: neither `others` nor those of this object."""
+        """Kill the children of this process that it has not started: neither `others` nor those of this object.
+
+        Those that remove shared memory end by themselves.
+        """
         for pid in set(children(os.getpid())) - {*others, *self._pids}:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if not is_cleaner(pid):
+                    os.kill(pid, signal.SIGKILL)
             self._pids.add(pid)
 
     def _start(self, work: Callable[[], object]) -> None:

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.processes.process_tree import CLEANING_S, is_cleaner, is_running, kill_group
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,
     name_death,
@@ -99,6 +100,8 @@ class ProcessSlot(ABC):
         self._oom_kills_before = 0
         self._drain_until: float | None = None
         self._channel_lost_at: float | None = None
+        self._cleaners: set[int] = set()  #: remove shared memory of the last process
+        self._cleaned_by = 0.0
 
     @abstractmethod
     def run(self, channel: Channel) -> int:
@@ -246,7 +249,7 @@ class ProcessSlot(ABC):
         """Enforce deadlines and limits, start a process that is due, continue a stop."""
         if self.state is ProcessState.BACKING_OFF:
             self._tick_without_process()
-            if now >= self._start_at:
+            if now >= self._start_at and not self._is_being_cleaned(now):
                 self.start()
             return
         if self.state in (ProcessState.READY, ProcessState.STOPPING):
@@ -280,7 +283,11 @@ class ProcessSlot(ABC):
             self.kill()
 
     def kill(self, reason: Death | None = None) -> None:
-        """Kill the process and its process groups. Its death is handled when the kernel reports it."""
+        """Kill the process and its process groups. Its death is handled when the kernel reports it.
+
+        What removes shared memory of the process is left, and the next process starts after it: `SharedMemory` of the
+        same name would fail, or be removed.
+        """
         if self.pid is None:
             return
         if self._killed_for is None:
@@ -290,10 +297,19 @@ class ProcessSlot(ABC):
             os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
 
     def _kill_groups(self) -> None:
-        for pid in (self.user_pid, self.pid):
+        for pid in {self.user_pid, self.pid}:
             if pid is not None:
+                self._cleaners |= kill_group(pid)
+
+    def _is_being_cleaned(self, now: float) -> bool:
+        """Return whether shared memory of the last process is being removed; end what takes too long."""
+        self._cleaners = {pid for pid in self._cleaners if is_running(pid) and is_cleaner(pid)}
+        if now > self._cleaned_by:
+            for pid in self._cleaners:
                 with contextlib.suppress(OSError):
-                    os.killpg(pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
+            self._cleaners.clear()
+        return bool(self._cleaners)
 
     def on_death(self, wait_status: int) -> Death:
         """Determine the cause of a death, handle what was running, and schedule the next start."""
@@ -325,9 +341,9 @@ class ProcessSlot(ABC):
             self._become_stopped()
             return death
         delay_s = restart_delay_s(self._failed_starts, self._quick_deaths)
-        self._start_at = now + delay_s
+        self._start_at, self._cleaned_by = now + delay_s, now + CLEANING_S
         self.state = ProcessState.BACKING_OFF
-        if delay_s == 0:
+        if delay_s == 0 and not self._is_being_cleaned(now):
             self.start()
         return death
 

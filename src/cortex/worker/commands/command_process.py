@@ -26,7 +26,7 @@ from pathlib import Path
 from string import Template
 
 from cortex.errors import UserError
-from cortex.processes.process_tree import descendants, has_memory, is_running
+from cortex.processes.process_tree import descendants, end_group, has_memory, is_cleaner, is_running, kill_group
 from cortex.worker.commands.socket_table import SocketTable, is_held_by
 from cortex.worker.commands.upstream import Address
 from cortex.worker.spec import ReplicaSpec
@@ -152,10 +152,18 @@ class CommandProcess:
                     os.kill(pid, number)
 
     def kill(self) -> None:
-        """Kill the command and its descendants, also those that are forked meanwhile."""
+        """Kill the command and its descendants, also those that are forked meanwhile.
+
+        Those that remove shared memory of the others end by themselves.
+        """
         for _ in range(_MAX_KILLS):
-            self.signal(signal.SIGKILL)
-            if not any(map(is_running, descendants(os.getpid()))):
+            kill_group(self.pid)
+            living = [pid for pid in descendants(os.getpid()) if is_running(pid) and not is_cleaner(pid)]
+            for pid in living:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if not living:
+                end_group(self.pid)
                 return
             time.sleep(_KILL_S)
 

@@ -36,6 +36,7 @@ from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.processes.priority import enter_background
+from cortex.processes.process_tree import end_group
 from cortex.worker.channel import Channel
 from cortex.worker.forks.process_fork import fork_child, freeze_memory, seed_numpy
 from cortex.worker.jobs.job_run import JobRun, WorkloadRun
@@ -113,8 +114,7 @@ def _run_fork_server(
             _clean_up(spec, ended)
         ended = folder / f"job-{number}"
         _, wait_status = os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)  # processes of the user's code must not outlive the job
+        end_group(pid)  # processes of the user's code must not outlive the job
         if wait_status != 0 or not shared_state.is_job_over:
             _end_as(wait_status)
 
