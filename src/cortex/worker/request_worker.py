@@ -155,10 +155,10 @@ def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyn
     # Any call may have to load its model first, and must not delay calls that other threads could run.
     waits_for_models = spec.threads > 1 and spec.models is not None
     always_threads = "generator" in kinds or waits_for_models
-    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads, has_tasks=shares_loop)
     tracker = _open_tracker(spec, file)
     server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, context.tracing)
-    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
     orphan = connect_supervisor(server, loop, context, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
@@ -179,12 +179,14 @@ def _open_tracker(spec: ReplicaSpec, file: MetricFile | None) -> PredictionTrack
     return PredictionTracker(spec, file)
 
 
-def _open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
+def _open_exchange_writer(
+    spec: ReplicaSpec, file: MetricFile | None, loop: asyncio.AbstractEventLoop
+) -> ExchangeWriter | None:
     if not spec.record_share:
         return None
     from cortex.worker.monitoring.exchange_writer import open_exchange_writer  # noqa: PLC0415 - as above
 
-    return open_exchange_writer(spec, file)
+    return open_exchange_writer(spec, file, loop)
 
 
 def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Lifespan | None:
@@ -203,7 +205,7 @@ def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio
 
     spec, file = context.spec, context.file
     server = ApplicationServer(spec, lifespan, loop, context.shared_state, file, context.tracing)
-    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file)
+    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
     orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
@@ -223,10 +225,10 @@ def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.Abs
     always_threads = waits_for_models or any(
         (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
     )
-    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads)
+    shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
+    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads, has_tasks=shares_loop)
     server = GrpcServer(spec, service, loop, runner, shared_state, context.file, context.tracing)
     orphan = connect_supervisor(server, loop, context, partial(server.stop, runner.stop))
-    shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     signature = signature_text(lambda: service.signature)
     context.channel.send("ready", slots=slots, shares_loop=shares_loop, signature=signature)

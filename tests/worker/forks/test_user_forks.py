@@ -13,7 +13,7 @@ import pytest
 
 from cortex.predictor.user_forks import end_if_forked, process_id
 from harness.replicas.replicas import Replica, new_request_id, running_replica
-from harness.wait import wait_until
+from harness.wait import PATIENCE_S, SLACK, wait_until
 
 LEAVING = """
     import os, sys
@@ -122,10 +122,7 @@ def replica() -> Iterator[Replica]:
 
 def test_only_the_parent_answers_on_a_thread_and_inline(replica: Replica) -> None:
     process, connection = replica.pid, replica.connection()
-    for _ in range(1000):
-        if replica.request(method="GET").json:
-            break
-    assert replica.request(method="GET").json is True
+    wait_until(lambda: replica.request(method="GET").json, PATIENCE_S / SLACK)  # calls are inline now
     for how in PLAIN * 3:  # each is slow enough that the first calls are inline, and later ones on a thread
         assert exchange(connection, "POST", how) == "200 parent"
         assert exchange(connection, "POST", how, f"/routes/{how}") == "200 parent"

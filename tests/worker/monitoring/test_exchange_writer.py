@@ -60,10 +60,12 @@ def stream(connection: Connection) -> None:
 
 
 class Client:
-    """One connection to a pool, on an event loop of its own."""
+    """One connection to a pool, on an event loop that it closes."""
 
-    def __init__(self, handle: Callable[[Connection], None], exchanges: ExchangeWriter | None) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(
+        self, handle: Callable[[Connection], None], exchanges: ExchangeWriter | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
         self.ours, theirs = socket.socketpair()
         self.ours.setblocking(False)
         pool = ConnectionPool(self.loop, SharedConnectionState(), RequestRecorder(None), handle, 10 * MAX_BODY_BYTES)
@@ -105,9 +107,10 @@ def running(
     """Yield a client of a recorded connection, and a function that reads a counter."""
     file = MetricFile(folder / "metrics")
     storage = storage or FolderStorage(folder / "rec", "iris-0-1", head, MAX_BYTES)
-    writer = ExchangeWriter(share, max_cpu, Redaction(), storage, file, "rec")
+    loop = asyncio.new_event_loop()
+    writer = ExchangeWriter(share, max_cpu, Redaction(), storage, file, "rec", loop)
     writer.start()
-    client = Client(handle, writer)
+    client = Client(handle, writer, loop)
     try:
         yield client, lambda key: read_metrics(folder / "metrics").get(key, 0)
     finally:
@@ -310,7 +313,7 @@ def test_without_a_recording_connections_have_no_writer(tmp_path: Path) -> None:
         seen.append((connection._exchanges, connection._answer))
         echo(connection)
 
-    client = Client(handle, None)
+    client = Client(handle, None, asyncio.new_event_loop())
     client.send(b"{}")
     client.close()
     assert seen == [(None, None)]

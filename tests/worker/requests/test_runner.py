@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import pytest
 import uvloop
 
 from cortex.worker.requests.runner import DECAY_CALLS, QUICK_CALLS, CallDurations, Runner
@@ -70,6 +71,39 @@ def test_threads_are_always_used_if_required() -> None:
     loop = uvloop.new_event_loop()
     calls = drive(create_runner(loop, 2, always_threads=True), loop, [0.0] * DECAY_CALLS * 3)
     assert not any(inline for inline, _ in calls)
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+@pytest.mark.parametrize("has_tasks", [False, True])
+def test_plain_calls_see_no_running_loop_but_tasks_do(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], has_tasks: bool
+) -> None:
+    loop, seen = new_loop(), list[object]()
+    runner = Runner(loop, 1, CallDurations(SharedConnectionState()), has_tasks=has_tasks)
+
+    def call(number: int, last: Callable[[], object] = lambda: None) -> int:
+        seen.append(asyncio._get_running_loop())
+        asyncio.Runner(loop_factory=asyncio.new_event_loop).run(asyncio.sleep(0))
+        last()
+        seen.append(asyncio._get_running_loop())
+        return number
+
+    async def task() -> None:
+        seen.append(asyncio.get_running_loop())
+        assert runner.call_inline(call, 4) == 4
+        await asyncio.sleep(0)
+        seen.append(asyncio.get_running_loop())
+        runner.stop()
+
+    def begin() -> None:
+        assert [runner.call_inline(call, 1), runner.call_inline(call, 2)] == [1, 2]
+        # As a batch that responds to one of its requests while it runs.
+        runner.call_inline(call, 3, lambda: (runner.call_inline(call, 0), loop.create_task(task())))
+
+    loop.call_soon(begin)
+    runner.run()
+    assert seen == [None] * 8 + [loop, None, None, loop]
+    loop.close()
 
 
 def test_stop_ends_in_both_modes() -> None:

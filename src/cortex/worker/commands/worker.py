@@ -91,7 +91,7 @@ def _serve(
 ) -> int:
     spec, channel, file, tracing = context.spec, context.channel, context.file, context.tracing
     server = CommandServer(spec, process, address, loop, context.shared_state, file, tracing)
-    exchanges = server.connections.exchanges = open_exchange_writer(spec, file)
+    exchanges = server.connections.exchanges = open_exchange_writer(spec, file, loop)
     orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
     tasks = [  # noqa: F841 - the loop keeps no reference to them
         loop.create_task(_report_end(process, server, channel, loop)),

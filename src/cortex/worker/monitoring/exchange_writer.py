@@ -123,11 +123,13 @@ class ExchangeWriter:
         storage: RecordingStorage,
         file: MetricFile | None,
         place: str,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Create the writer.
+        """Create the writer for connections of `loop`.
 
         `max_cpu` is the part of a core that it uses at most; 1: no limit. `place` names the storage in log lines.
         """
+        self._loop = loop
         self.limit = round(share * 2**32)  #: of the checksums of request ids that belong to the share
         self.is_paused = False  #: recording has used its CPU time
         self.skipped = 0  #: requests of the share during this pause
@@ -261,7 +263,7 @@ class ExchangeWriter:
         pause_s = self._cpu_budget.spend(now_ns, time.thread_time_ns() - began_ns, self._thread_ns)
         if pause_s and not self.is_paused:
             self.is_paused = True
-            asyncio.get_running_loop().call_later(pause_s, self._resume)
+            self._loop.call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
         self.is_paused = False
@@ -364,7 +366,9 @@ def _number(exchanges: RawExchange | bytearray) -> int:
     return 1 if isinstance(exchanges, RawExchange) else exchanges.count(b"\n")
 
 
-def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> ExchangeWriter | None:
+def open_exchange_writer(
+    spec: ReplicaSpec, file: MetricFile | None, loop: asyncio.AbstractEventLoop
+) -> ExchangeWriter | None:
     """Start to record the requests of this process; None if its API does not record."""
     if not spec.record_share:
         return None
@@ -390,7 +394,7 @@ def open_exchange_writer(spec: ReplicaSpec, file: MetricFile | None) -> Exchange
         place = str(Path(spec.record_to) / spec.api)
         storage = FolderStorage(Path(place), name, head, spec.record_max_bytes)
     redaction = Redaction.parse(spec.record_redact)
-    writer = ExchangeWriter(spec.record_share, spec.record_max_cpu, redaction, storage, file, place)
+    writer = ExchangeWriter(spec.record_share, spec.record_max_cpu, redaction, storage, file, place, loop)
     writer.start()
     return writer
 

@@ -107,10 +107,9 @@ class Caller:
                 result = method.traced(arguments[0], partial(_log_value, connection))
             else:
                 result = method.call(*arguments)
-            end_if_forked(self._pid)
-            if method.kind != "sync":
-                return UnfinishedCall(method.kind, result, method, arguments)
-            if type(result) not in _PLAIN and (kind := result_kind(result)) != "sync":
+            kind = method.kind
+            if kind != "sync" or (type(result) not in _PLAIN and (kind := result_kind(result)) != "sync"):
+                end_if_forked(self._pid)
                 return UnfinishedCall(kind, result, method, arguments)
             connection.returned_ns = time.monotonic_ns()
             return self.complete(connection, method, result, arguments)

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from cortex.models.loaded_models import blocking_loop
 from cortex.worker.shared_state import SharedConnectionState
@@ -32,7 +32,7 @@ _GRACE_NS = 250_000_000
 _NS_PER_S = 1_000_000_000
 
 RunnerTask = Callable[[], None]
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
 
@@ -53,7 +53,9 @@ class Runner:
         threads: int,
         durations: CallDurations,
         always_threads: bool = False,
+        has_tasks: bool = False,
     ) -> None:
+        """Create a runner; `has_tasks`: asynchronous user code runs on the loop, or has run there."""
         self.inline = False
         self.durations = durations
         self._may_inline = not always_threads
@@ -67,6 +69,10 @@ class Runner:
         self._done: deque[RunnerTask] = deque()
         self._wake_pending = False
         self._is_loop_hidden = False
+        self._inline_calls = 0
+        self._has_tasks = has_tasks
+        if not has_tasks:
+            loop.set_task_factory(self._create_first_task)
 
     def run(self) -> None:
         """Run the event loop and the submitted calls until `stop`."""
@@ -91,17 +97,33 @@ class Runner:
         """Queue a call for the threads; only while not `inline`."""
         self._tasks.put(task)
 
-    def call_inline(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call plain user code on the event-loop thread, as on any other thread: it sees no running loop."""
-        if self._is_loop_hidden:  # a batch settles one of its requests, which starts another call
-            return call(*args, **kwargs)
-        self._is_loop_hidden = True
-        asyncio._set_running_loop(None)
+    def call_inline(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Call plain user code on the event-loop thread, as on any other thread: it sees no running loop.
+
+        Changing the running loop takes system calls. So it stays hidden until the next call, unless there are tasks,
+        which need it.
+        """
+        if not self._is_loop_hidden:
+            self._is_loop_hidden = True
+            asyncio._set_running_loop(None)
+        self._inline_calls += 1
         try:
-            return call(*args, **kwargs)
+            return call(*args)
         finally:
-            asyncio._set_running_loop(self._loop)
+            self._inline_calls -= 1
+            if self._has_tasks:
+                self._show_loop()
+
+    def _show_loop(self) -> None:
+        if self._is_loop_hidden and not self._inline_calls:
             self._is_loop_hidden = False
+            asyncio._set_running_loop(self._loop)
+
+    def _create_first_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        loop.set_task_factory(None)
+        self._has_tasks = True
+        self._show_loop()
+        return asyncio.Task(coroutine, loop=loop, **options)
 
     def record(self, duration_ns: int, may_switch: bool) -> None:
         """Record the duration of a call; change the mode if the average requires it and `may_switch` allows it."""
@@ -150,6 +172,7 @@ class Runner:
         self._loop.stop()
 
     def _run_loop(self) -> None:
+        self._is_loop_hidden = False
         with blocking_loop(self._loop):
             self._loop.run_forever()
 
