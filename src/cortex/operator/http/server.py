@@ -21,6 +21,8 @@ from cortex.telemetry import Logger
 MAX_CONNECTIONS = 128
 #: Timeout of a new connection's first request.
 FIRST_REQUEST_S = 10.0
+#: Time for the response to a client that has ended its side of the connection, and that may have left.
+HALF_CLOSED_S = 30.0
 #: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
 #: a request sent at that moment would be lost.
 JOBS_KEEP_ALIVE_S = 3600
@@ -48,7 +50,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection that is closed if it sends no request."""
+    """A connection that is closed if it sends no request, and only after the response if its client half-closes it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,6 +58,14 @@ class _Protocol(HttpToolsProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             idle = (other for other in self.connections if isinstance(other, _Protocol) and other.is_idle)
             next((other for other in idle if other is not self), self).transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open for a response. TLS can't be half-closed in asyncio."""
+        if self.cycle is None or self.cycle.response_complete or self.scheme == "https":
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(HALF_CLOSED_S, self.transport.close)
+        return True
 
     @property
     def is_idle(self) -> bool:
