@@ -123,8 +123,9 @@ def test_missing_model_returns_the_reason() -> None:
     broken = Catalogue((), (ModelProblem("m", None, "there is no saved_model.pb", 0.0),))
     assert missing_model(broken, ["m"]) == "there is no saved_model.pb"
     assert missing_model(Catalogue(()), ["m"]) is not None
+    assert missing_model(broken, []) == "there is no saved_model.pb"
     assert missing_model(catalogue(m={1: "a"}), ["m", "n"]) is None
-    assert missing_model(Catalogue(()), []) is None
+    assert missing_model(Catalogue(()), []) == "the model path has no valid model"
 
 
 _CATALOGUES = st.dictionaries(

@@ -20,6 +20,7 @@ from cortex.errors import StorageError, SubmissionError
 from cortex.jobs.intake.files import GzipStream, check_output, list_paths, located_batches
 from cortex.jobs.spec import DelimitedFiles, FilePathLister, NewBatch
 from harness.servers.buckets import Bucket, LocalBucket, all_kinds
+from harness.servers.public_bucket import public_bucket
 from harness.servers.s3 import SwiftServer
 
 KINDS = ("s3", "gs", "local")
@@ -225,6 +226,23 @@ def test_a_key_that_is_no_valid_file_name_is_listed_but_not_read(buckets: dict[s
         paths(DelimitedFiles(source.paths, 1), bucket.environ)
     with pytest.raises(SubmissionError, match="no s3 files match"):
         paths(replace(DelimitedFiles(source.paths, 1), excludes=("**/x",)), bucket.environ)
+
+
+def test_an_odd_key_or_answer_loses_no_file_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    source = FilePathLister(("s3://models/k/",), 100)
+    with public_bucket() as bucket:
+        bucket.objects = dict.fromkeys([f"k/{number:05}.txt" for number in range(2500)] + ["k/01500//x.txt"], b"1")
+        variables = {"AWS_ENDPOINT_URL_S3": bucket.url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        for name, value in {**variables, "NO_PROXY": "127.0.0.1"}.items():
+            monkeypatch.setenv(name, value)
+        assert paths(source, dict(os.environ)) == sorted(f"s3://models/{key}" for key in bucket.objects)
+        assert sum(batch.items for batch in batches(source, dict(os.environ))) == 2501
+        bucket.lists_after = lambda key: b"<html>sign in</html>" if key > "k/0199" else None
+        for kind in (FilePathLister, DelimitedFiles):
+            with pytest.raises(StorageError, match="s3://models/k/ can't be read: the answer is no listing"):
+                batches(kind(source.paths, 100, excludes=("**//*",)), dict(os.environ))
 
 
 def test_reports_a_missing_bucket(buckets: dict[str, Bucket]) -> None:

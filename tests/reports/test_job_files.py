@@ -1,0 +1,79 @@
+"""Reports about jobs: the files that they read and write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.installations.installation import Installation
+from harness.installations.reports import Report, ReportedApi, deployed_report
+from harness.wait import wait_until
+
+BATCH = """
+    - name: t
+      kind: BatchAPI
+      handler: {type: python, path: handler.py}
+      networking: {local_paths: [PROJECT/uploads]}
+"""
+SOURCE = """
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_batch(self, payload):
+            return payload
+"""
+
+
+def submit(api: ReportedApi, path: str, output: str) -> tuple[int, str]:
+    """Submit a job without a token; return the status, and the result: that of the job, or the error."""
+    uploads = api.folder / "uploads"
+    source = {"paths": [f"{uploads}/{path}"], "batch_size": 1}
+    answer = api.post({"workers": 1, "delimited_files": source, "output": f"{uploads}/{output}"})
+    if answer.status != 200:
+        return answer.status, answer.body.decode()
+    job = answer.json["job_id"]
+
+    def ended() -> Any:
+        status = api.cortex.client.get_job("t", job)["job_status"]
+        return status if status["status"].startswith(("succeeded", "enqueue_failed")) else None
+
+    return answer.status, str(wait_until(ended))
+
+
+def follow_links(api: ReportedApi) -> list[bool]:
+    """Submit jobs whose input or output is behind a link out of the folder of uploads."""
+    (api.folder / "uploads/link").symlink_to(api.folder / "secret")
+    secret = [submit(api, path, "out") for path in ("link/", "link/value", "")]
+    written = submit(api, "value", "link/out")
+    good = submit(api, "value", "out")
+    return [
+        all("a link leads out of the folder" in text and "4711" not in text for _, text in secret),
+        "a link leads out of the folder" in written[1],
+        sorted(path.name for path in (api.folder / "secret").iterdir()) == ["value"],
+        "succeeded" in good[1],
+        bool(list((api.folder / "uploads/out").rglob("part-00000.ndjson"))),
+    ]
+
+
+REPORTS = [
+    Report(
+        "links out of a folder of uploads are neither read nor written through",
+        "X2",
+        SOURCE,
+        follow_links,
+        [True] * 5,
+        BATCH,
+        {"uploads/value": b"1", "secret/value": b"4711"},
+    ),
+]
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=str)
+def test_report_has_the_right_outcome(report: Report, cortex: Installation, tmp_path: Path) -> None:
+    config = report.config.replace("PROJECT", str(tmp_path / "project"))
+    with deployed_report(replace(report, config=config), cortex, tmp_path / "project") as api:
+        assert report.observe(api) == report.right
