@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cortex.errors import ModelFormatError
-from cortex.models.formats.protobuf import Field, MessageError, fields, only_text, text
+from cortex.models.formats.protobuf import Field, MessageError, fields, text
 from cortex.models.formats.requirements import ModelRequirement
 
 _IR_VERSION, _PRODUCER, _PRODUCER_VERSION, _OPSET = 1, 2, 3, 8
@@ -125,7 +125,7 @@ def unranked(stream: BinaryIO, size: int) -> set[str]:
             continue
         for value in fields(stream, each.start, each.end):
             if value.is_bytes and value.number in (11, 12) and not _has_shape(stream, value):
-                names.add(only_text(stream, value, 1))
+                names |= {text(stream, name) for name in fields(stream, value.start, value.end) if name.number == 1}
     return names
 
 

@@ -79,17 +79,6 @@ def text(file: BinaryIO, field: Field) -> str:
         raise MessageError("not UTF-8") from None
 
 
-def only_text(file: BinaryIO, message: Field, number: int) -> str:
-    """Return the text of a field that a message has at most once; "" without it.
-
-    Raises: MessageError if it is there twice: parsers take the last one, or the first.
-    """
-    found = [each for each in fields(file, message.start, message.end) if each.number == number and each.is_bytes]
-    if len(found) > 1:
-        raise MessageError(f"field {number} is there twice")
-    return text(file, found[0]) if found else ""
-
-
 def _varint(window: bytes, base: int, at: int) -> tuple[int, int]:
     """Return the number at an offset of the file, and the offset behind it; `window` has the bytes from `base` on."""
     value = 0

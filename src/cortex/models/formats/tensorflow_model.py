@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from cortex.errors import ModelFormatError
-from cortex.models.formats.protobuf import Field, MessageError, fields, only_text, text
+from cortex.models.formats.protobuf import Field, MessageError, fields, text
 
 #: Signatures to use, in this order, if a model has several and none is configured. TensorFlow 2 and Keras export the
 #: second along with others, and it is the default of TensorFlow Serving.
@@ -30,6 +30,7 @@ _DEFAULT_CHECKPOINT = b"model"  #: the name that savers of TensorFlow 1 have unt
 #: Operations have names in camel case; functions that have none can't be mistaken for them.
 _OPERATION = re.compile(r"_*[A-Z]")
 _SHOWN_OPERATIONS = 5
+_MAX_FIELDS = 5_000_000  #: of all messages together; reading them takes some ten seconds
 _MAX_DEPTH = 20  #: of attributes in each other
 _MIN_FUNCTION_BYTES = 5  #: of an attribute that names a function
 
@@ -45,7 +46,8 @@ class SavedModel:
 
 def read_saved_model(stream: BinaryIO, size: int) -> SavedModel | None:
     """Read `saved_model.pb`; None if it has no graph. Raises: MessageError."""
-    graphs = [_read_meta_graph(stream, each) for each in _messages(stream, Field(0, start=0, end=size), 2)]
+    source = _Source(stream)
+    graphs = [_read_meta_graph(source, each) for each in _messages(source, Field(0, start=0, end=size), 2)]
     if not graphs:
         return None
     version = next((graph.version for graph in graphs if graph.version), "")
@@ -74,6 +76,12 @@ def choose_signature(signatures: Iterable[str], configured: str | None, model: s
     raise ModelFormatError(
         f"{model} has several signatures: {shown}; choose one with signature_key in cortex.yaml, and `type: tensorflow`"
     )
+
+
+@dataclass(slots=True)
+class _Source:
+    stream: BinaryIO
+    fields_left: int = _MAX_FIELDS
 
 
 @dataclass(slots=True)
@@ -171,80 +179,80 @@ def _ancestors(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
 # Reading.
 
 
-def _read_meta_graph(stream: BinaryIO, message: Field) -> _MetaGraph:
+def _read_meta_graph(source: _Source, message: Field) -> _MetaGraph:
     graph = _MetaGraph()
-    for info in _messages(stream, message, 1):
-        graph.tags += [text(stream, each) for each in _messages(stream, info, 4)]
-        graph.version = only_text(stream, info, 5)
-    for definition in _messages(stream, message, 2):
-        graph.nodes |= _read_nodes(stream, _messages(stream, definition, 1), graph.nodes)
-        for library in _messages(stream, definition, 2):
-            for each in _messages(stream, library, 1):
-                _read_function(stream, each, graph.functions)
-    savers = list(_messages(stream, message, 3))
+    for info in _messages(source, message, 1):
+        graph.tags += [text(source.stream, each) for each in _messages(source, info, 4)]
+        graph.version = _text(source, info, 5)
+    for definition in _messages(source, message, 2):
+        graph.nodes |= _read_nodes(source, _messages(source, definition, 1), graph.nodes)
+        for library in _messages(source, definition, 2):
+            for each in _messages(source, library, 1):
+                _read_function(source, each, graph.functions)
+    savers = list(_messages(source, message, 3))
     if len(savers) > 1:
         raise MessageError("several savers")
     for saver in savers:
-        graph.filename = _node_of(only_text(stream, saver, 1))
-        graph.run.add(_node_of(only_text(stream, saver, 3)))
-    for entry in _messages(stream, message, 4):
-        for collection in _messages(stream, entry, 2):
-            for names in _messages(stream, collection, 1):
-                graph.run |= {_node_of(text(stream, each)) for each in _messages(stream, names, 1)}
-    for entry in _messages(stream, message, 5):
-        graph.signatures.append(only_text(stream, entry, 1))
-        for signature in _messages(stream, entry, 2):
-            graph.fed |= set(_tensors(stream, _messages(stream, signature, 1, 2)))
-            graph.run |= set(_tensors(stream, _messages(stream, signature, 2, 2)))
-    for asset in _messages(stream, message, 6):
-        graph.fed |= set(_tensors(stream, _messages(stream, asset, 1)))
+        graph.filename = _node_of(_text(source, saver, 1))
+        graph.run.add(_node_of(_text(source, saver, 3)))
+    for entry in _messages(source, message, 4):
+        for collection in _messages(source, entry, 2):
+            for names in _messages(source, collection, 1):
+                graph.run |= {_node_of(text(source.stream, each)) for each in _messages(source, names, 1)}
+    for entry in _messages(source, message, 5):
+        graph.signatures.append(_text(source, entry, 1))
+        for signature in _messages(source, entry, 2):
+            graph.fed |= set(_tensors(source, _messages(source, signature, 1, 2)))
+            graph.run |= set(_tensors(source, _messages(source, signature, 2, 2)))
+    for asset in _messages(source, message, 6):
+        graph.fed |= set(_tensors(source, _messages(source, asset, 1)))
     return graph
 
 
-def _tensors(stream: BinaryIO, infos: Iterable[Field]) -> Iterator[str]:
+def _tensors(source: _Source, infos: Iterable[Field]) -> Iterator[str]:
     """Yield the nodes of `TensorInfo` messages: of tensors, sparse tensors and composite tensors."""
     for info in infos:
-        for each in fields(stream, info.start, info.end):
-            if each.number == 1 and each.is_bytes:
-                yield _node_of(text(stream, each))
-            elif each.number == 4 and each.is_bytes:
-                yield from (_node_of(text(stream, name)) for name in _messages(stream, each) if name.number <= 3)
-            elif each.number == 5 and each.is_bytes:
-                yield from _tensors(stream, _messages(stream, each, 2))
+        for each in _messages(source, info):
+            if each.number == 1:
+                yield _node_of(text(source.stream, each))
+            elif each.number == 4:
+                yield from (_node_of(text(source.stream, name)) for name in _messages(source, each) if name.number <= 3)
+            elif each.number == 5:
+                yield from _tensors(source, _messages(source, each, 2))
 
 
-def _read_function(stream: BinaryIO, message: Field, functions: dict[str, _Function]) -> None:
-    signatures = list(_messages(stream, message, 1))
+def _read_function(source: _Source, message: Field, functions: dict[str, _Function]) -> None:
+    signatures = list(_messages(source, message, 1))
     if len(signatures) != 1:
         raise MessageError("a function without a signature, or with several")
-    name = only_text(stream, signatures[0], 1)
-    arguments = [only_text(stream, each, 1) for each in _messages(stream, signatures[0], 2)]
+    name = _text(source, signatures[0], 1)
+    arguments = [_text(source, each, 1) for each in _messages(source, signatures[0], 2)]
     if name in functions:
         raise MessageError("two functions of one name")
-    attributes = {only_text(stream, entry, 1) for entry in _messages(stream, message, 5)}
+    attributes = {_text(source, entry, 1) for entry in _messages(source, message, 5)}
     functions[name] = _Function(
         arguments[0] if arguments else "",
-        _read_nodes(stream, _messages(stream, message, 3), {}),
+        _read_nodes(source, _messages(source, message, 3), {}),
         "api_implements" in attributes,
     )
 
 
-def _read_nodes(stream: BinaryIO, messages: Iterable[Field], before: Mapping[str, _Node]) -> dict[str, _Node]:
+def _read_nodes(source: _Source, messages: Iterable[Field], before: Mapping[str, _Node]) -> dict[str, _Node]:
     nodes: dict[str, _Node] = {}
     for message in messages:
         texts: dict[int, str] = {}
         node = _Node()
-        for each in _messages(stream, message):
+        for each in _messages(source, message):
             if each.number in texts:
                 raise MessageError(f"field {each.number} of a node is there twice")
             if each.number in (1, 2):  # its name and its operation
-                texts[each.number] = text(stream, each)
+                texts[each.number] = text(source.stream, each)
             elif each.number == 3:
-                node.inputs.append(_node_of(text(stream, each)))
+                node.inputs.append(_node_of(text(source.stream, each)))
             elif each.number == 5:
-                for value in _messages(stream, each, 2):
+                for value in _messages(source, each, 2):
                     if value.end - value.start >= _MIN_FUNCTION_BYTES:
-                        _read_attribute(stream, value, node)
+                        _read_attribute(source, value, node)
         name, node.op = texts.get(1, ""), texts.get(2, "")
         if name in nodes or name in before:
             raise MessageError("two nodes of one name")
@@ -252,37 +260,48 @@ def _read_nodes(stream: BinaryIO, messages: Iterable[Field], before: Mapping[str
     return nodes
 
 
-def _read_attribute(stream: BinaryIO, value: Field, node: _Node, depth: int = 0) -> None:
+def _read_attribute(source: _Source, value: Field, node: _Node, depth: int = 0) -> None:
     """Add the functions that an attribute names, at any depth, and the texts of its tensors."""
     if depth > _MAX_DEPTH:
         raise MessageError("too deeply nested attributes")
-    for each in _messages(stream, value):
+    for each in _messages(source, value):
         if each.number == 10:
-            _read_function_name(stream, each, node, depth)
+            _read_function_name(source, each, node, depth)
         elif each.number == 1:
-            for function in _messages(stream, each, 9):
-                _read_function_name(stream, function, node, depth)
+            for function in _messages(source, each, 9):
+                _read_function_name(source, function, node, depth)
         elif each.number == 8:
-            for content in _messages(stream, each, 8):
-                stream.seek(content.start)
-                node.texts.append(stream.read(min(content.end - content.start, len(_DEFAULT_CHECKPOINT) + 1)))
+            for content in _messages(source, each, 8):
+                source.stream.seek(content.start)
+                node.texts.append(source.stream.read(min(content.end - content.start, len(_DEFAULT_CHECKPOINT) + 1)))
 
 
-def _read_function_name(stream: BinaryIO, message: Field, node: _Node, depth: int) -> None:
-    node.functions.add(only_text(stream, message, 1))
-    for value in _messages(stream, message, 2, 2):
-        _read_attribute(stream, value, node, depth + 1)
+def _read_function_name(source: _Source, message: Field, node: _Node, depth: int) -> None:
+    node.functions.add(_text(source, message, 1))
+    for value in _messages(source, message, 2, 2):
+        _read_attribute(source, value, node, depth + 1)
 
 
-def _messages(stream: BinaryIO, message: Field, *numbers: int) -> Iterator[Field]:
+def _messages(source: _Source, message: Field, *numbers: int) -> Iterator[Field]:
     """Yield the messages and texts of a field, of a field of that, and so on; all of them without numbers."""
-    for each in fields(stream, message.start, message.end):
+    for each in fields(source.stream, message.start, message.end):
+        source.fields_left -= 1
+        if source.fields_left < 0:
+            raise MessageError("too many fields")
         if not each.is_bytes or (numbers and each.number != numbers[0]):
             continue
         if len(numbers) > 1:
-            yield from _messages(stream, each, *numbers[1:])
+            yield from _messages(source, each, *numbers[1:])
         else:
             yield each
+
+
+def _text(source: _Source, message: Field, number: int) -> str:
+    """Return the text of a field that a message has at most once; "" without it."""
+    found = list(_messages(source, message, number))
+    if len(found) > 1:  # parsers take the last one, or the first
+        raise MessageError(f"field {number} is there twice")
+    return text(source.stream, found[0]) if found else ""
 
 
 def _node_of(name: str) -> str:
