@@ -75,19 +75,48 @@ UNFRAMED = """
 
     end = threading.Event()
 
+    def begin(connection):
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\nconnection: close\\r\\n\\r\\n")
+        for number in range(3):
+            connection.sendall(b"data: %d\\n\\n" % number)
+
+    def wait():
+        end.wait()
+        end.clear()
+
+    def serve_in_a_worker(connection, path):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)  # the parent has closed its copy of the connection
+            begin(connection)
+            os.read(reader, 1)
+            if path == "/worker-close":
+                connection.close()
+                signal.pause()
+            os._exit(0)
+        connection.close()
+        os.write(writer, b"1")
+        wait()
+        if path == "/worker-kill":
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(writer)
+
     def serve(connection):
         path = connection.recv(65536).split()[1].decode()
         if path == "/end":
             end.set()
             connection.close()
             return
-        connection.sendall(b"HTTP/1.1 200 OK\\r\\nconnection: close\\r\\n\\r\\n")
-        for number in range(3):
-            connection.sendall(b"data: %d\\n\\n" % number)
+        if path.startswith("/worker"):
+            serve_in_a_worker(connection, path)
+            return
+        begin(connection)
         if path == "/silence":
             threading.Event().wait()
-        end.wait()
-        end.clear()
+        wait()
         if path == "/kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif path == "/exit":
@@ -100,7 +129,16 @@ UNFRAMED = """
     while True:
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
-ENDS = {"close": "whole", "reset": "broken", "silence": "broken", "exit": "broken", "kill": "broken"}
+ENDS = {
+    "close": "whole",
+    "worker-close": "whole",
+    "worker-exit": "whole",
+    "worker-kill": "broken",
+    "reset": "broken",
+    "silence": "broken",
+    "exit": "broken",
+    "kill": "broken",
+}
 
 
 def end_of(api: ReportedApi, path: str) -> str:

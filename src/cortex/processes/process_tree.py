@@ -51,6 +51,14 @@ def has_memory(pid: int) -> bool:
         return False
 
 
+def exit_status(pid: int) -> int | None:
+    """Return the wait status of a process that is ending or has ended; None once it has been reaped."""
+    try:
+        return int(stat_fields(pid)[-1])
+    except (OSError, IndexError):
+        return None
+
+
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` from the third on: state, parent and so on. Raises: OSError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -6,10 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cortex.worker.commands.socket_table import ListeningSocket, SocketTable, is_held_by
+from cortex.worker.commands.socket_table import ListeningSocket, SocketTable, holds, is_held_by
 
 IPV4, IPV6 = "127.0.0.1", "::1"
 
@@ -51,6 +52,23 @@ def test_a_connection_is_no_listening_socket() -> None:
         port = connection.getsockname()[1]
         assert SocketTable().find(IPV4, port) is None
         connection.close()
+
+
+@pytest.mark.parametrize("host", [IPV4, IPV6, "0.0.0.0", "::", "unix"])
+def test_the_other_end_of_a_connection_is_found(host: str, tmp_path: Path) -> None:
+    if host == "unix":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+    else:
+        listener = listen(host)
+    with listener, socket.socket(listener.family if host != "::" else socket.AF_INET) as ours:
+        ours.connect((IPV4, listener.getsockname()[1]) if host == "::" else listener.getsockname())
+        theirs, _ = listener.accept()
+        with theirs:
+            inode = SocketTable().find_peer(ours)
+            assert inode == os.fstat(theirs.fileno()).st_ino
+            assert holds(os.getpid(), inode)
 
 
 def test_a_socket_is_held_by_the_processes_that_have_it_open() -> None:

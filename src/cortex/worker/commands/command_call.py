@@ -73,6 +73,7 @@ class CommandCall:
         self._code = 0  #: of the head; 0 until it is complete
         self._has_excess = False  #: the server has sent more than the response, or may do so
         self._is_framed = False  #: the body does not last until the connection ends
+        self._holders: list[int] = []  #: if it does, the processes whose end would be that of the connection, too
         self._body: list[bytes] = []
         self._is_complete = False
 
@@ -163,7 +164,7 @@ class CommandCall:
         if self._is_over:
             return
         if self.status and not self._is_upgraded:
-            if self._is_framed or is_reset or self._server.is_ending():
+            if self._is_framed or is_reset or self._server.has_died(self._holders):
                 self._break_off()
             else:
                 self._finish()
@@ -264,6 +265,8 @@ class CommandCall:
                 connection.respond(self.status, None, body, headers)
                 return
             connection.begin_response(self.status, headers, declared_length(self._headers), is_head, body)
+            if not self._is_framed and not is_bodiless:
+                self._holders = self._server.find_holders(self._upstream)
         elif body:
             connection.write_body(body)
         if self._is_complete:

@@ -26,8 +26,16 @@ from pathlib import Path
 from string import Template
 
 from cortex.errors import UserError
-from cortex.processes.process_tree import descendants, end_group, has_memory, is_cleaner, is_running, kill_group
-from cortex.worker.commands.socket_table import SocketTable, is_held_by
+from cortex.processes.process_tree import (
+    descendants,
+    end_group,
+    exit_status,
+    has_memory,
+    is_cleaner,
+    is_running,
+    kill_group,
+)
+from cortex.worker.commands.socket_table import SocketTable, holds, is_held_by
 from cortex.worker.commands.upstream import Address
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import adopt_orphans, end_with_parent
@@ -122,10 +130,25 @@ class CommandProcess:
                     return  # `_reap` does it
                 os.waitpid(found.si_pid, os.WNOHANG)
 
-    @property
-    def is_ending(self) -> bool:
-        """Return whether the process has ended, or the kernel ends it: it closes connections after freeing memory."""
-        return self.wait_status is not None or not has_memory(self.pid)
+    def find_holders(self, connection: socket.socket) -> list[int]:
+        """Return the processes of the command that hold the other end of a connection; none if they are not known."""
+        inode = self._sockets.find_peer(connection)
+        holders = []
+        for pid in descendants(os.getpid()) if inode else ():
+            with contextlib.suppress(PermissionError):
+                if holds(pid, inode):
+                    holders.append(pid)
+        return holders
+
+    def has_died(self, holders: Sequence[int]) -> bool:
+        """Return whether the end of a connection is that of its process, or of the command.
+
+        The kernel frees the memory of a process that ends before it closes its connections. Servers that fork for each
+        connection end their processes with 0 after it.
+        """
+        if self.wait_status is not None or not has_memory(self.pid):
+            return True
+        return bool(holders) and not any(map(has_memory, holders)) and any(exit_status(pid) != 0 for pid in holders)
 
     async def ended(self) -> None:
         """Wait until the process has ended."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.readiness_probe import ProbeResult, probe
-from cortex.worker.commands.upstream import Address, Upstream
+from cortex.worker.commands.upstream import Address, Upstream, UpstreamConnection
 from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
@@ -93,9 +93,13 @@ class CommandServer:
         self._running.add(call)
         call.begin()
 
-    def is_ending(self) -> bool:
-        """Return whether the command has ended, or its process is just being ended by the kernel."""
-        return self._process.is_ending
+    def find_holders(self, connection: UpstreamConnection) -> list[int]:
+        """Return the processes of the command that hold the other end of a connection; none if they are not known."""
+        return self._process.find_holders(connection.sock)
+
+    def has_died(self, holders: Sequence[int]) -> bool:
+        """Return whether the end of a connection is that of its process, or of the command."""
+        return self._process.has_died(holders)
 
     def answered(self) -> None:
         """Note that the server has answered."""

@@ -10,19 +10,22 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _NETLINK_SOCK_DIAG = 4
-#: Request and response of sock_diag(7): `inet_diag_req_v2` and `inet_diag_msg`, both after a `nlmsghdr`.
+#: Requests and responses of sock_diag(7) follow a `nlmsghdr`.
 _HEADER = struct.Struct("=IHHII")
 _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 20, 1
-_REQUEST = struct.Struct("=BBBxI")
-_PORTS, _INTERFACE = struct.Struct(">HH"), struct.Struct("=III")
-_NO_COOKIE = 0xFFFFFFFF
-_STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 64
-_OWNER = struct.Struct("=II")
+_NO_COOKIES = b"\xff" * 8
+_ANY_STATE = 0xFFFFFFFF
+#: `inet_diag_req_v2`, whose addresses and interface follow the ports; `inet_diag_msg`.
+_INET_REQUEST, _PORTS = struct.Struct("=BBxxI"), struct.Struct(">HH")
+_STATE_AT, _UID_AT, _OWNER = _HEADER.size + 1, _HEADER.size + 64, struct.Struct("=II")
+#: `unix_diag_req`; the attributes after `unix_diag_msg`.
+_UNIX_REQUEST, _SHOW_PEER = struct.Struct("=BBxxIII"), 4
+_UNIX_ATTRIBUTES_AT, _ATTRIBUTE = _HEADER.size + 16, struct.Struct("=HHI")
 _LISTEN = 10
 #: The lookup is that of a connection from this port, which only root could make.
 _ANY_PORT = 1
@@ -57,17 +60,33 @@ class SocketTable:
             return None
         request = self._requests.get((host, port))
         if request is None:
-            request = self._requests[host, port] = _lookup_request(host, port)
+            request = self._requests[host, port] = _inet_request((host, port), (host, _ANY_PORT), _loopback())
         try:
             self._netlink.send(request)
             size = self._netlink.recv_into(self._buffer)
         except OSError:
             return None
-        kind = _HEADER.unpack_from(self._buffer)[1]
-        if kind != _SOCK_DIAG_BY_FAMILY or size < _UID_AT + _OWNER.size or self._buffer[_STATE_AT] != _LISTEN:
+        if not _is_found(self._buffer[:size]) or self._buffer[_STATE_AT] != _LISTEN:
             return None
         uid, inode = _OWNER.unpack_from(self._buffer, _UID_AT)
         return ListeningSocket(inode, uid)
+
+    def find_peer(self, sock: socket.socket) -> int:
+        """Return the inode of the other end of a connection within this machine; 0 if it is not known."""
+        try:
+            if self._netlink is None:
+                return 0
+            if sock.family == socket.AF_UNIX:
+                body = _UNIX_REQUEST.pack(sock.family, 0, _ANY_STATE, os.fstat(sock.fileno()).st_ino, _SHOW_PEER)
+                self._netlink.send(_message(body + _NO_COOKIES))
+                reply = self._netlink.recv(1024)
+                at = _UNIX_ATTRIBUTES_AT  # the only one is that of the peer
+                return int(_ATTRIBUTE.unpack_from(reply, at)[2]) if len(reply) >= at + _ATTRIBUTE.size else 0
+            self._netlink.send(_inet_request(sock.getpeername(), sock.getsockname(), 0))
+            reply = self._netlink.recv(1024)
+        except OSError:
+            return 0
+        return int(_OWNER.unpack_from(reply, _UID_AT)[1]) if _is_found(reply) else 0
 
     @staticmethod
     def _read(host: str, port: int) -> ListeningSocket | None:
@@ -79,15 +98,27 @@ class SocketTable:
         return next((tables[table][address] for table, address in wanted if address in tables[table]), None)
 
 
-def _lookup_request(host: str, port: int) -> bytes:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    address = socket.inet_pton(family, host).ljust(16, b"\0")
-    interface = 0
-    with contextlib.suppress(OSError):  # there is no interface of this name, but another one has the address
-        interface = socket.if_nametoindex("lo")
-    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << _LISTEN) + _PORTS.pack(port, _ANY_PORT)
-    body += address + address + _INTERFACE.pack(interface, _NO_COOKIE, _NO_COOKIE)
+def _inet_request(server: tuple[str, int], client: tuple[str, int], interface: int) -> bytes:
+    """Return the request for the socket that gets the packets from `client` to `server`; both are host and port."""
+    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+    addresses = (socket.inet_pton(family, each[0]).ljust(16, b"\0") for each in (server, client))
+    body = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, _ANY_STATE) + _PORTS.pack(server[1], client[1])
+    return _message(body + b"".join(addresses) + struct.pack("=I", interface) + _NO_COOKIES)
+
+
+def _message(body: bytes) -> bytes:
     return _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + body
+
+
+def _is_found(reply: bytes | bytearray) -> bool:
+    """Return whether a reply describes a TCP socket."""
+    return len(reply) >= _UID_AT + _OWNER.size and _HEADER.unpack_from(reply)[1] == _SOCK_DIAG_BY_FAMILY
+
+
+def _loopback() -> int:
+    with contextlib.suppress(OSError):  # there is no interface of this name, but another one has the address
+        return socket.if_nametoindex("lo")
+    return 0
 
 
 def _listening(path: str, port: int) -> dict[str, ListeningSocket]:
@@ -112,29 +143,37 @@ def _printable(address: str) -> str:
     return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
 
 
-def is_held_by(found: ListeningSocket, pids: Iterable[int]) -> bool:
+def is_held_by(found: ListeningSocket, pids: Sequence[int]) -> bool:
     """Return whether one of the processes holds a socket.
 
     The descriptors of a process that has changed its user can't be read, except by root: such a process holds the
     sockets of its users. Root is no other user: sockets of its daemons, such as Docker's, belong to the caller, too,
     unless the caller is root itself.
     """
-    name = f"socket:[{found.inode}]"
     users = {_ROOT} if os.geteuid() != _ROOT else set[int]()
     for pid in pids:
-        folder = f"/proc/{pid}/fd"
         try:
-            descriptors = os.listdir(folder)  # noqa: PTH208 - there may be thousands
+            if holds(pid, found.inode):
+                return True
         except PermissionError:
             users |= _users(pid)
-            continue
-        except OSError:
-            continue  # it has ended
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(f"{folder}/{descriptor}") == name:  # noqa: PTH115 - as above
-                    return True
     return found.uid in users
+
+
+def holds(pid: int, inode: int) -> bool:
+    """Return whether a process holds a socket. Raises: PermissionError."""
+    name, folder = f"socket:[{inode}]", f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)  # noqa: PTH208 - there may be thousands
+    except PermissionError:
+        raise
+    except OSError:
+        return False  # it has ended
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"{folder}/{descriptor}") == name:  # noqa: PTH115 - as above
+                return True
+    return False
 
 
 def _users(pid: int) -> set[int]:

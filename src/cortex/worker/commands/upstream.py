@@ -99,6 +99,11 @@ class UpstreamConnection:
         return self._is_connected
 
     @property
+    def sock(self) -> socket.socket:
+        """Return the socket of a connection that the server has accepted."""
+        return self._sock
+
+    @property
     def unsent_bytes(self) -> int:
         """Return the number of bytes that the server has not taken yet."""
         return sum(map(len, self._backlog))
