@@ -287,9 +287,11 @@ def test_items_that_are_no_list_and_calls_of_a_closed_api_are_refused(tmp_path: 
 def test_a_task_and_a_workload_return_their_results(tmp_path: Path) -> None:
     task = tmp_path / "task"
     task.mkdir()
-    write(task, "class Task:\n    def __call__(self, config):\n        return config\n", kind="TaskAPI")
+    write(task, "class Task:\n    def __call__(self, config):\n        return config['x']\n", kind="TaskAPI")
     with cortex.testing.load(task) as api:
-        assert api.run_task({"x": 1}).result == {"x": 1}
+        assert api.run_task({"x": 1}).result == 1
+        failed = api.run_task()
+        assert (failed.status, failed.errors) == ("worker_error", ["KeyError: 'x'"])
     counts = tmp_path / "async"
     counts.mkdir()
     code = CLASS + "    def handle_async(self, payload):\n        return {'words': len(payload.split())}\n"

@@ -164,7 +164,9 @@ class JobsApi:
         if job.hook_error:
             self._end(job, JobStatus.WORKER_ERROR, job.hook_error)
         elif failures := job.failures:
-            self._end(job, JobStatus.COMPLETED_WITH_FAILURES, failures[0].error, failures[0].traceback)
+            is_task = job.record.origin.is_task
+            status = JobStatus.WORKER_ERROR if is_task else JobStatus.COMPLETED_WITH_FAILURES
+            self._end(job, status, failures[0].error, failures[0].traceback)
         else:
             self._end(job, JobStatus.SUCCEEDED)
 
