@@ -35,7 +35,7 @@ def api(handler: dict[str, Any] | None = None, **sections: Any) -> Api:
         (
             api(),
             api(update_strategy={"canary": {"steps": ["50%"], "give_up_after_s": 7200}}),
-            ["update_strategy.canary.steps: [\"50%\"] (new)", "update_strategy.canary.give_up_after: 2h (new)"],
+            ['update_strategy.canary.steps: ["50%"] (new)', "update_strategy.canary.give_up_after: 2h (new)"],
         ),
         (api(), api(autoscaling={"window_s": "10s"}), ["autoscaling.window: 1m → 10s"]),
         (api(), api({"config": {"text": "x" * 100}}), [f"handler.config.text: {'x' * 59}… (new)"]),
