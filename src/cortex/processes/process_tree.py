@@ -75,6 +75,8 @@ def is_cleaner(pid: int) -> bool:
 
 def kill_group(group: int) -> set[int]:
     """Kill the processes of a group, but for those that remove shared memory: return their ids."""
+    with contextlib.suppress(OSError):
+        os.kill(group, signal.SIGKILL)  # its leader first, which may be about to start a cleaner
     cleaners = set(filter(is_cleaner, _members(group)))
     if not cleaners:
         with contextlib.suppress(OSError):
