@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortex.errors import format_size, with_article
+from cortex.errors import format_size, type_name, with_article
 
 
 @pytest.mark.parametrize("noun", ["a BatchAPI", "an AsyncAPI", "a list", "an int", "an OrderedDict"])
@@ -30,3 +30,8 @@ def test_a_noun_has_the_article_of_its_first_letter(noun: str) -> None:
 )
 def test_a_size_has_a_readable_unit(size_bytes: int, shown: str) -> None:
     assert format_size(size_bytes) == shown
+
+
+def test_the_name_of_a_type_is_bounded() -> None:
+    assert type_name(ValueError()) == "ValueError"
+    assert type_name(type("E" * 200_000, (Exception,), {})()) == "E" * 99 + "…"

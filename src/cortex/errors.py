@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 _KIB = 1024
+_MAX_TYPE_NAME = 100
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -321,6 +322,12 @@ class WebhookError(CortexError):
 
 class TokenError(CortexError):
     """Ray requires a token that this process does not have."""
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's type for messages, the beginning of a long one: code may make types of any name."""
+    name = type(value).__name__
+    return name if len(name) <= _MAX_TYPE_NAME else f"{name[: _MAX_TYPE_NAME - 1]}…"
 
 
 def with_article(noun: str) -> str:

@@ -133,3 +133,9 @@ def test_whole_numbers_that_no_array_holds_are_refused(values: list[float]) -> N
         parse_typed(arrays, JSON, json.dumps(values).encode())
     assert parse_typed(arrays, JSON, b"[9223372036854775808, 1]").dtype == "uint64"
     assert parse_typed(arrays, JSON, b"[1e300, 1]").dtype == "float64"
+
+
+@pytest.mark.parametrize("content_type", [b"image/png", b"video/mp4", b"application/xml", b"multipart/mixed"])
+def test_a_body_of_another_kind_is_no_csv(content_type: bytes) -> None:
+    with pytest.raises(PayloadError, match="Input should be JSON or CSV, not "):
+        read(b"a,b\n1,2\n", content_type)

@@ -273,7 +273,7 @@ def test_deep_nesting_is_refused() -> None:
         read(Node, '{"children":[' * depth + "]}" * depth)
 
 
-@pytest.mark.parametrize("annotation", [Any, object, typing.TypeVar("T"), FormData])
+@pytest.mark.parametrize("annotation", [Any, object, typing.TypeVar("T"), FormData | bytes])
 def test_an_annotation_that_allows_anything_validates_nothing(annotation: Any) -> None:
     assert payload_type(annotation) is None
 

@@ -222,7 +222,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"inputs": [_x(parameters={"shared_memory_region": "r"})]}, "the parameter shared_memory_region is not supported"),
     ({"inputs": [_x()], "parameters": {"binary_data_output": 1}}, "binary_data_output must be true or false, not 1"),
     ({"inputs": [_sized(-8)]}, "binary_data_size must be a number of bytes, not -8"),
-    ({"inputs": [_sized(2**64 + 1)]}, "binary_data_size must be a number of bytes, not"),
+    ({"inputs": [_sized(2**64 + 1)]}, "but the body has only 8 bytes left"),
     ({"inputs": [_sized(4_000_000_000)]}, "binary_data_size is 4000000000, but the body has only 8 bytes left"),
     ({"inputs": [_sized(4)]}, "shape [1, 2] of FP32 takes 8 bytes, but 4 were sent"),
     ({"inputs": [_sized(8, shape=[2**20, 2])]}, "shape [1048576, 2] of FP32 takes 8388608 bytes, but 8 were sent"),

@@ -98,6 +98,42 @@ def large_numbers(api: ReportedApi) -> object:
     return [api.post(body=body).json["payload"]["config"], done["result"]["payload"]["config"], job["config"]]
 
 
+FORMS = """
+    import pandas as pd
+    from starlette.datastructures import FormData, UploadFile
+
+    class Handler:
+        def __init__(self, config):
+            pass
+
+        def handle_post(self, payload: list[UploadFile]):
+            return [each.filename for each in payload]
+
+        def handle_put(self, payload: FormData):
+            return list(payload)
+
+        def handle_patch(self, payload: pd.DataFrame):
+            return [str(payload[name].dtype) for name in payload]
+
+        def handle_delete(self, payload):
+            raise type("E" * 200_000, (Exception,), {})
+"""
+TWO_FILES = b"".join(
+    b'--X\r\ncontent-disposition: form-data; name="f"; filename="%b"\r\n\r\ntext\r\n' % name for name in (b"a", b"b")
+)
+
+
+def outcomes_of_forms(api: ReportedApi) -> object:
+    """Return the outcomes of forms that are cut off, of other bodies for a form, and of frames."""
+    files = "multipart/form-data; boundary=X"
+    cut_off = [api.post(body=TWO_FILES + end, content_type=files).status for end in (b"", b"--X", b"--X--")]
+    form = [api.post(body=b'{"a": 1}', content_type=kind, method="PUT").status for kind in ("application/json", "a/b")]
+    rows = [[{"a": None, "b": 7.9}], [{"a": None, "b": 1.5}, {"a": 3, "b": 2}], [{"a": 2**53 + 1}, {"a": None}]]
+    frames = [api.post(each, method="PATCH").json for each in rows]
+    raised = api.post({}, method="DELETE")
+    return cut_off, form, frames, (raised.status, len(raised.body) < 1000)
+
+
 REPORTS = [
     Report(
         "a content type in any case, with a blank, is JSON",
@@ -129,6 +165,13 @@ REPORTS = [
         outcomes_of_charsets,
         [415, 200] * 4,
         READERS_CONFIG,
+    ),
+    Report(
+        "a form without its end, or in place of one, is refused, and a frame has one type however many rows there are",
+        "bentoml#5532",
+        FORMS,
+        outcomes_of_forms,
+        ([400, 400, 200], [422, 422], [["float64", "float64"], ["float64", "float64"], ["Int64"]], (500, True)),
     ),
     Report(
         "a whole number beyond 64 bits is exact in every kind of API",

@@ -32,6 +32,9 @@ _MAX_EXACT = 2**53
 #: Keys under which other systems expect a frame: MLflow, TensorFlow Serving, Vertex AI.
 _FOREIGN_FORMS = frozenset({"dataframe_records", "dataframe_split", "instances", "inputs"})
 
+#: Media types whose bodies are no CSV, though a first line of some text would do.
+_NO_TABLES = ("image/", "audio/", "video/", "font/", "multipart/", "application/xml", "text/xml", "application/pdf")
+
 _LINE_END = re.compile(rb"[\r\n]")
 _WHOLE = re.compile(r"[+-]?\d{1,400}")
 _SUPPORTED_KINDS = "biufcOU"
@@ -215,6 +218,8 @@ class FrameType(PayloadType):
         return pd.DataFrame({name: _column(column) for name, column in value.items()})
 
     def from_bytes(self, body: bytes, media_type: str) -> Any:
+        if media_type.startswith(_NO_TABLES):
+            raise payload_error("frame_type", f"Input should be JSON or CSV, not {media_type[:40]}")
         if "csv" not in media_type:
             try:
                 return self.from_json(parse_json(body), body)

@@ -1,8 +1,8 @@
 """Annotations of the user's methods: from `payload: Iris` to the type of the payload and its JSON Schema.
 
     annotation                                    read by
-    none, Any, object, FormData                   nothing: the payload is what the content type says
-    dict, list, str, bytes                        `payload_type`: no import
+    none, Any, object                             nothing: the payload is what the content type says
+    dict, list, str, bytes, FormData                      `payload_type`: no import
     numpy.ndarray, pandas.DataFrame, PIL images,  `annotated_arrays`, `annotated_files`: what the user's code has
     UploadFile                                    imported itself
     everything else                               pydantic, as FastAPI does: models, dataclasses, TypedDict, generics
@@ -34,6 +34,7 @@ from cortex.payloads.payload_type import (
     TEXT_SCHEMA,
     TEXT_TYPE,
     BytesType,
+    FormType,
     ListType,
     ObjectType,
     Part,
@@ -87,9 +88,18 @@ def payload_type(annotation: Any) -> PayloadType | None:
     """Return the type of a payload; None if anything is allowed. Raises: AnnotationProblem."""
     try:
         bare, is_optional = _without_none(annotation)
-        if _is_anything(bare) or is_form(bare):
+        others = _other_than_form(bare)
+        if _is_anything(bare):
             return None
-        found = _library_type(bare) or _builtin_type(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
+        found: PayloadType | None
+        if others is None:
+            found = _library_type(bare) or _builtin_type(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
+        elif not others:
+            found = FormType()
+        else:
+            found = _builtin_type(others[0]) if len(others) == 1 else None
+            if not isinstance(found, ObjectType):  # which takes forms, too
+                return None
     except Exception as error:  # the user's types run code of their own
         raise AnnotationProblem(_reason(error)) from error
     if is_optional:
@@ -101,9 +111,11 @@ def _is_anything(annotation: Any) -> bool:
     return isinstance(annotation, typing.TypeVar) or any(annotation is untyped for untyped in _UNTYPED)
 
 
-def is_form(annotation: Any) -> bool:
-    """Return whether an annotation is starlette's `FormData`: the method asks for a form, which nothing validates."""
-    return getattr(annotation, "__name__", "") == "FormData"
+def _other_than_form(annotation: Any) -> list[Any] | None:
+    """Return the other members of a union with starlette's `FormData`; none for itself, and None without it."""
+    members = [*get_args(annotation)] if get_origin(annotation) in _UNIONS else [annotation]
+    others = [each for each in members if getattr(each, "__name__", "") not in ("FormData", "NoneType")]
+    return others if any(getattr(each, "__name__", "") == "FormData" for each in members) else None
 
 
 def element(annotation: Any) -> Any:

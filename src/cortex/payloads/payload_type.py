@@ -25,6 +25,8 @@ class PayloadType(ABC):
 
     #: The payload is the body itself, whatever its content type.
     is_raw = False
+    #: The payload is a form as it is, also one that looks like JSON.
+    is_form = False
     #: Bodies that are neither JSON nor a multipart form are read by `from_bytes`; otherwise they must be JSON.
     reads_bytes = False
     media_type = JSON_TYPE
@@ -83,6 +85,27 @@ class ObjectType(PayloadType):
 
     def from_json(self, value: Any, text: bytes) -> Any:
         return value if isinstance(value, dict) or self.is_none(value) else _refuse("dict_type", "dictionary")
+
+    def from_form(self, form: Any) -> Any:
+        return form
+
+
+class FormType(PayloadType):
+    """Starlette's `FormData`: a form as it is."""
+
+    is_form = reads_bytes = True
+    media_type = "multipart/form-data"
+    alternatives = (BodySignature({"type": "object"}, "application/x-www-form-urlencoded", is_typed=True),)
+
+    def __init__(self) -> None:
+        super().__init__({"type": "object"})
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return None if self.is_none(value) else self.from_bytes(text, JSON_TYPE)
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        types = "multipart/form-data or application/x-www-form-urlencoded"
+        raise payload_error("form_type", f"Input should be a form: {types}")
 
     def from_form(self, form: Any) -> Any:
         return form

@@ -18,7 +18,7 @@ from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
 from cortex.payloads.annotations import AnnotationProblem, element, payload_type, resolve, result_signature
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.signature import BodySignature, Json, MethodSignature
+from cortex.payloads.signature import BodySignature, MethodSignature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_arguments, declared_names
 
@@ -27,21 +27,12 @@ Call = Callable[[Any, Any, Any], Any]
 AfterCall = Callable[[Any, Any, Any, Any], Any]
 
 
-_FORM_SCHEMA: Json = {"type": "object"}
-_FORM = BodySignature(
-    _FORM_SCHEMA,
-    "multipart/form-data",
-    alternatives=(BodySignature(_FORM_SCHEMA, "application/x-www-form-urlencoded"),),
-)
-
-
 class Bodies(Enum):
     """Rules by which a payload is parsed from a body whose content type is not JSON."""
 
     BY_TYPE = auto()  #: by the content type
     JSON_OVER_FORMS = auto()  #: likewise, but a form whose body is JSON is parsed as JSON
     JSON_ONLY = auto()  #: not at all: the payload is None
-    FORM_ONLY = auto()  #: the payload is a form; JSON is refused, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,6 @@ class MethodTypes:
     """The types in the annotations of a method."""
 
     payload: PayloadType | None = None  #: None: its payload is not validated
-    takes_form: bool = False
     result: BodySignature = field(default_factory=BodySignature)
 
 
@@ -157,8 +147,6 @@ def bind_types(
     """
     if not generation.is_typed:
         return MethodTypes()
-    if _asks_for_form(method):
-        return MethodTypes(takes_form=True, result=_result_of(method, result_of))
     payload = None
     try:
         annotation = resolve(method, "payload")
@@ -197,9 +185,7 @@ def method_signature(
     documentation = inspect.getdoc(method) if inspect.isroutine(method) else None  # not that of functools.partial
     summary, _, description = (documentation or "").partition("\n")
     types = types or MethodTypes()
-    payload = _FORM if types.takes_form else BodySignature()
-    if types.payload is not None:
-        payload = types.payload.signature
+    payload = BodySignature() if types.payload is None else types.payload.signature
     return MethodSignature(
         verb,
         name,
@@ -215,17 +201,9 @@ def method_signature(
 
 def bodies_of(method: Any, generation: Generation) -> Bodies:
     """Return the rule by which the payload of a method without a payload type is parsed."""
-    if not generation.json_over_forms:
-        return Bodies.BY_TYPE
-    if not _asks_for_form(method):
-        return Bodies.JSON_OVER_FORMS
-    annotation = str(method.__annotations__["payload"])
-    return Bodies.BY_TYPE if "|" in annotation or "[" in annotation else Bodies.FORM_ONLY  # `FormData | dict`, say
-
-
-def _asks_for_form(method: Any) -> bool:
-    """Return whether a method annotates its payload with `FormData`."""
-    return "FormData" in str(getattr(method, "__annotations__", {}).get("payload"))
+    # With `FormData | Item`, say, a form is a form, also if its body is JSON.
+    has_form = "FormData" in str(getattr(method, "__annotations__", {}).get("payload"))
+    return Bodies.JSON_OVER_FORMS if generation.json_over_forms and not has_form else Bodies.BY_TYPE
 
 
 def _bind_arguments(f: Any, names: tuple[str, ...]) -> Call:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from cortex.errors import ModelError, UserError
+from cortex.errors import ModelError, UserError, type_name
 from cortex.predictor.importing import suggest_import
 from cortex.predictor.user_forks import end_if_forked, process_id
 
@@ -74,7 +74,7 @@ def _prefix() -> str:
 
 def describe(exc: BaseException) -> str:
     """Return one line such as `ValueError: bad weights`, with a hint for missing modules."""
-    name = type(exc).__name__
+    name = type_name(exc)
     try:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     except BaseException:  # a `__str__` that fails or exits must not hide the exception

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortex.errors import UserError
+from cortex.errors import UserError, type_name
 from cortex.models.spec import Catalogue, Version
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -118,13 +118,13 @@ def report_failure(channel: Channel, error: BaseException) -> None:
     if isinstance(error, UserError):
         write_log(f"{error.in_full()}\n")
         cause = error.__cause__ if error.traceback else None  # without the user's frames, it is an exception of ours
-        channel.send_failure(str(error), error.traceback, type(cause).__name__ if cause else "")
+        channel.send_failure(str(error), error.traceback, type_name(cause) if cause else "")
         return
     text = format_user_traceback(error)
     if not text.startswith("Traceback"):  # an exception of ours
         text = "".join(traceback.format_exception(error))
     write_log(text)
-    channel.send_failure(describe(error), text, type(error).__name__)
+    channel.send_failure(describe(error), text, type_name(error))
 
 
 def signature_text(describe: Callable[[], ApiSignature]) -> str:
@@ -132,7 +132,7 @@ def signature_text(describe: Callable[[], ApiSignature]) -> str:
     try:
         text = describe().to_json().decode()
     except Exception as error:  # user code can put anything into a schema; the process serves nevertheless
-        write_log(f"the schemas of this API can't be documented: {type(error).__name__}: {error}\n")
+        write_log(f"the schemas of this API can't be documented: {type_name(error)}: {error}\n")
         return ""
     if len(json.dumps(text)) > MAX_SIGNATURE_BYTES:
         write_log(f"the schemas of this API are longer than {MAX_SIGNATURE_BYTES} bytes, and are not documented\n")

@@ -12,6 +12,7 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import orjson
@@ -20,9 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from starlette.datastructures import FormData
 
 from cortex.errors import UserError
 from cortex.payloads.annotations import payload_type
+from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import Bodies
 from cortex.worker.requests.payload import (
     BYTES,
@@ -58,7 +61,7 @@ def test_any_json_value_round_trips(value):
     "content_type",
     [b"application/json", b"application/json; charset=utf-8", b"APPLICATION/JSON", b" application/json ;x=y"],
 )
-@pytest.mark.parametrize("bodies", [each for each in Bodies if each is not Bodies.FORM_ONLY])
+@pytest.mark.parametrize("bodies", Bodies)
 def test_json_is_recognized_by_its_content_type(content_type, bodies):
     assert parse(content_type, b'{"a": [1, "\xc3\xa9"]}', bodies) == {"a": [1, "é"]}
 
@@ -231,6 +234,28 @@ def test_fields_of_forms_are_decoded_by_their_charset():
         parse(MULTIPART, multipart((of_part.replace(b"utf-16", b"hex"), b"00")))
     file = multipart((b'name="f"; filename="f.csv"\r\ncontent-type: text/csv; charset=latin-1', b"\xe9\n\xfc\n"))
     assert parse_typed(payload_type(pd.DataFrame), MULTIPART, file).to_dict("list") == {"é": ["ü"]}
+
+
+@pytest.mark.parametrize("annotation", [FormData, FormData | None, Annotated[FormData, "words"]])
+def test_a_payload_that_is_a_form_takes_no_other_body(annotation):
+    kind = payload_type(annotation)
+    others = [JSON, b"text/plain", b"application/octet-stream", b"image/png", b"text/csv", b"application/x+json", None]
+    for content_type in others:
+        with pytest.raises(PayloadError, match="Input should be a form: multipart/form-data or "):
+            parse_typed(kind, content_type, b'{"a": 1}')
+    for content_type, body in ((FORMS[0], b"a=1"), (MULTIPART, multipart((b'name="a"', b"1")))):
+        assert parse_typed(kind, content_type, body).multi_items() == [("a", "1")]
+    assert parse_typed(kind, FORMS[0], b"").multi_items() == []
+    assert isinstance(parse_typed(kind, FORMS[0], b'{"a": 1}'), FormData), "as it is"
+
+
+def test_an_empty_body_is_the_default_of_a_form():
+    assert parse_typed(payload_type(FormData | None), None, b"") is None
+    with pytest.raises(PayloadError, match="the body is empty"):
+        parse_typed(payload_type(FormData), None, b"")
+    assert parse_typed(payload_type(FormData | dict), JSON, b'{"a": 1}') == {"a": 1}
+    with pytest.raises(PayloadError):
+        parse_typed(payload_type(FormData | dict), JSON, b"[1]")
 
 
 def test_a_large_field_of_a_form_is_accepted():

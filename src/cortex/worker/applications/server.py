@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cortex.errors import UserError
+from cortex.errors import UserError, type_name
 from cortex.predictor.applications import WSGI
 from cortex.predictor.tracebacks import format_user_traceback
 from cortex.worker.applications.application_scope import http_scope, route_template, websocket_scope
@@ -356,7 +356,7 @@ class _RunningCall:
             self._span.fail(error)
         write_log(f"request {self._id} failed:\n{format_user_traceback(error, begins_in_project=True)}")
         if not self.call.is_over:
-            what = str(error) if isinstance(error, UserError) else f"{type(error).__name__} in the application"
+            what = str(error) if isinstance(error, UserError) else f"{type_name(error)} in the application"
             self._respond_failure(what)
 
     def _respond_failure(self, what: str) -> None:

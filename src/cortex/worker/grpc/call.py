@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from cortex.errors import type_name
 from cortex.payloads.content_encoding import content_coding, decode_body
 from cortex.payloads.content_type import charset_of, to_utf8
 from cortex.payloads.validation import BadBody
@@ -483,7 +484,7 @@ class Call:
         if self._span is not None and not self._span.is_over:
             self._span.fail(failure)
         write_log(f"request {self._request_id} failed:\n{format_user_traceback(failure, begins_in_project=True)}")
-        return f"internal server error: {type(failure).__name__} in {self.rpc.name}{self._server.logs_hint()}"
+        return f"internal server error: {type_name(failure)} in {self.rpc.name}{self._server.logs_hint()}"
 
     # Messages.
 
@@ -498,7 +499,7 @@ class Call:
         return data
 
     def _not_a_stream(self, result: Any) -> TypeError:
-        return TypeError(f"{self.rpc.name} streams its response, but returned {type(result).__name__}: yield messages")
+        return TypeError(f"{self.rpc.name} streams its response, but returned {type_name(result)}: yield messages")
 
     # Writing.
 

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
+from cortex.errors import type_name
 from cortex.predictor.protobuf import BoundRpc, is_json_object
 from cortex.worker.grpc.wire import RpcError
 
@@ -77,7 +78,7 @@ def not_a_message(rpc: BoundRpc, result: Any) -> TypeError:
     """Return the error for a result that is no message of the rpc."""
     verb = "yielded" if rpc.response_streams else "returned"
     name = rpc.response_class.DESCRIPTOR.full_name
-    return TypeError(f"{rpc.name} {verb} {type(result).__name__}, not {name} or a dict with its fields")
+    return TypeError(f"{rpc.name} {verb} {type_name(result)}, not {name} or a dict with its fields")
 
 
 def to_json(rpc: BoundRpc, message: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from cortex.errors import ModelError, UserError, with_article
+from cortex.errors import ModelError, UserError, type_name, with_article
 from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.payloads.content_type import FORM, is_json, media_type_of, to_utf8
@@ -152,7 +152,7 @@ class JobRun:
             has_frames = isinstance(error, ModelError) or not is_ours
             text = format_user_traceback(error) if has_frames else f"{message}\n"
         except BaseException:  # an exception that cannot be described is still a failure
-            message, text = type(error).__name__, ""
+            message, text = type_name(error), ""
         write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
         return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))
 
@@ -229,7 +229,7 @@ class WorkloadRun(JobRun):
 
     def _encode(self, result: Any) -> bytes | None:
         if not isinstance(result, dict) and not _is_record(result):
-            raise UserError(f"the result of a workload must be a dict, but it is {with_article(type(result).__name__)}")
+            raise UserError(f"the result of a workload must be a dict, but it is {with_article(type_name(result))}")
         return encode_line(result)
 
 
@@ -240,8 +240,6 @@ def _parse_workload(workload: Workload, bound: BoundBatch) -> Any:
     try:
         if bound.payload_type is not None:
             return parse_typed(bound.payload_type, content_type, body)
-        if bound.bodies is Bodies.FORM_ONLY:
-            return parse(content_type, body, bound.bodies)
         if kind == FORM:
             return json_or(to_utf8(body, content_type), body) if bound.bodies is Bodies.JSON_OVER_FORMS else body
         return parse(content_type, body, bound.bodies) if kind == b"text/plain" or is_json(kind) else body

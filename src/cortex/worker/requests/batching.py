@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from cortex.errors import UserError
+from cortex.errors import UserError, type_name
 from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.interface import BATCH_KEY
 from cortex.predictor.loader import BoundPredictor
@@ -95,7 +95,7 @@ def results_of_batch(name: str, size: int, result: Any) -> list[Any]:
         fix = "; .tolist() converts it" if hasattr(type(result), "tolist") else ""
         if isinstance(result, tuple | Iterator):
             fix = "; list() converts it"
-        raise WrongResultType(f"{before}{type(result).__name__}{after}{fix}")
+        raise WrongResultType(f"{before}{type_name(result)}{after}{fix}")
     items = list(result)  # a subclass may iterate otherwise
     if len(items) != size:
         raise WrongResult(f"{before}a list of {len(items)}{after}")

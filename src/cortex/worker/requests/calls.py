@@ -12,7 +12,7 @@ from http import HTTPStatus
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
-from cortex.errors import ModelError, UserError
+from cortex.errors import ModelError, UserError, type_name
 from cortex.payloads.content_type import FORM, media_type_of
 from cortex.payloads.inference_protocol import V2Error
 from cortex.payloads.json_bodies import parse_json
@@ -191,7 +191,7 @@ class Caller:
         ):  # a result that cannot be encoded, or an unknown model: callers see the message
             return FailedCall(500, f"internal server error: {error}")
         name, hint = (failed, "") if isinstance(failed, str) else (failed.name, _content_type_hint(connection, failed))
-        what = f"{type(error).__name__} in {_failed_function(error, self._functions) or name}()"
+        what = f"{type_name(error)} in {_failed_function(error, self._functions) or name}()"
         return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
     def refuse(self, connection: Connection, error: BaseException) -> FailedCall | None:
@@ -254,7 +254,7 @@ def short_repr(value: Any) -> str:
     try:
         text = _REPR.repr(value).replace("\n", "\\n")
     except BaseException as error:  # `__repr__` may be user code, which may call sys.exit()
-        text = f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+        text = f"<{type_name(value)}, whose repr raises {type_name(error)}>"
     return _truncate(text, is_longer=False)
 
 

@@ -26,7 +26,7 @@ from cortex.errors import UserError
 from cortex.payloads.content_type import FORM, UTF8, charset_of, decode_text, is_json, media_type_of, to_utf8
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.validation import BadBody, payload_error
+from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import Bodies
 from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
 
@@ -91,14 +91,10 @@ _new_encoded = tuple.__new__
 
 def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TYPE) -> Any:
     """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody, PayloadError."""
-    if content_type == JSON and bodies is not Bodies.FORM_ONLY:
+    if content_type == JSON:
         return _parse_json(body)
     content_type = content_type or b""
     kind = media_type_of(content_type)
-    if bodies is Bodies.FORM_ONLY and kind != FORM and not kind.startswith(_MULTIPART):
-        raise payload_error(
-            "form_type", "Input should be a form: multipart/form-data or application/x-www-form-urlencoded"
-        )
     # Classes of older generations have always received `application/problem+json` as bytes.
     if kind == JSON or (bodies is Bodies.JSON_OVER_FORMS and is_json(kind)):
         return _parse_json(to_utf8(body, content_type))
@@ -125,9 +121,10 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
     kind = media_type_of(content_type)
     if payload_type.is_raw:
         return body or payload_type.from_nothing()
-    if not body:
+    is_form = kind.startswith(_MULTIPART) or (kind == FORM and payload_type.is_form)
+    if not body and not is_form:
         return payload_type.from_nothing()
-    if kind.startswith(_MULTIPART):
+    if is_form:
         return payload_type.from_form(_parse_form(kind, content_type, body))
     text = to_utf8(body, content_type)
     if is_json(kind):
@@ -368,7 +365,8 @@ def _encode_json_slowly(value: Any) -> bytes:
 def _describe_type(value: Any) -> str:
     """Return the name of a value's type, with its module unless it is a built-in."""
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return name if len(name) <= _ITEM_LIMIT * 2 else f"{name[: _ITEM_LIMIT * 2]}…"
 
 
 class _PlainCopy:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cortex.errors import type_name
 from cortex.payloads.content_encoding import content_coding, decode_body
 from cortex.payloads.inference_protocol import JSON_LENGTH_HEADER
 from cortex.payloads.validation import BadBody
@@ -381,7 +382,7 @@ class MethodServer:
             try:
                 opened = await open_response(encoded.response, connection.headers, connection.method)
             except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
-                _respond_failed(connection, self._caller.fail(connection, type(encoded.response).__name__, error))
+                _respond_failed(connection, self._caller.fail(connection, type_name(encoded.response), error))
                 return
             stream = self._stream(connection, None, opened.status, b"", opened.headers)
             await stream.run_async(opened.chunks, self._lend)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, I
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cortex.errors import UserError
+from cortex.errors import UserError, type_name
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
@@ -184,7 +184,7 @@ class ResponseStream:
         elif refused is not None:
             self._connection.respond_error(refused.status, refused.message, refused.headers, refused.fields)
         else:
-            message = f"{type(error).__name__} before the first chunk; the logs have the traceback"
+            message = f"{type_name(error)} before the first chunk; the logs have the traceback"
             self._connection.respond_error(500, f"internal server error: {message}")
 
 
@@ -217,7 +217,7 @@ async def open_response(response: Response, headers: Iterable[Header] = (), meth
     try:
         head = await call.next()
         if head is None:
-            raise UserError(f"{type(response).__name__} ended without an answer")
+            raise UserError(f"{type_name(response)} ended without an answer")
         headers_sent = validate_head(head["status"], head.get("headers", ()))
         length = declared_length(head.get("headers", ())) if method != "HEAD" else None
         length = None if head["status"] in BODILESS else length
