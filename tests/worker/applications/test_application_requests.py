@@ -109,8 +109,8 @@ SOURCE = """
         return StreamingResponse(lines())
 
     @app.get("/headers/{count}")
-    def headers(count: int):
-        return JSONResponse("many", headers={f"x-{number}": "1" for number in range(count)})
+    def headers(count: int, size: int = 1):
+        return JSONResponse("many", headers={f"x-{number}": "1" * size for number in range(count)})
 
     @app.get("/fail")
     def fail():
@@ -268,6 +268,8 @@ def test_the_timeout_covers_the_first_byte_and_then_silence() -> None:
 def test_an_exception_is_logged_with_the_frames_of_the_project(replica: Replica) -> None:
     many = ask(replica, "/headers/1001")
     assert (many.status, "has 1002 headers; the gateway passes on up to 1000" in many.json["error"]) == (500, True)
+    large = ask(replica, "/headers/9?size=100000")
+    assert (large.status, "; the gateway passes on up to 512 KiB" in large.json["error"]) == (500, True)
     answer = ask(replica, "/fail", **{"x-cortex-request-id": "the-id"})
     assert answer.status == 500
     wait_until(lambda: "ValueError: bad input" in replica.log())

@@ -15,7 +15,14 @@ from httptools import HttpParserUpgrade, HttpResponseParser
 
 from cortex.worker.commands.forwarding import request_head, response_headers, server_target, upgrade_head
 from cortex.worker.commands.upstream import UpstreamConnection
-from cortex.worker.http.connection import BODILESS, MAX_RESPONSE_HEADERS, Header, close_frame, framed_chunk
+from cortex.worker.http.connection import (
+    BODILESS,
+    MAX_RESPONSE_HEAD_BYTES,
+    MAX_RESPONSE_HEADERS,
+    Header,
+    close_frame,
+    framed_chunk,
+)
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 
 if TYPE_CHECKING:
@@ -33,7 +40,6 @@ _CONNECT_S = 5.0
 _NEVER_NS = 1 << 62
 _NS_PER_S = 1_000_000_000
 #: Size of a response's head. Longer ones could fill the memory of this process.
-_MAX_HEAD_BYTES = 512 * 1024
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 GOING_AWAY, RESTART = 1001, 1012
@@ -203,8 +209,10 @@ class CommandCall:
             self._upstream.close()
             self._respond_error(502, "the response of the command's server is not valid HTTP")
             return
-        if self._head_bytes > _MAX_HEAD_BYTES and not self._code:
-            self._respond_error(502, f"the headers of the response are larger than {_MAX_HEAD_BYTES // 1024} KiB")
+        if self._head_bytes > MAX_RESPONSE_HEAD_BYTES and not self._code:
+            self._respond_error(
+                502, f"the headers of the response are larger than {MAX_RESPONSE_HEAD_BYTES // 1024} KiB"
+            )
         elif self._code:
             self._respond()
 

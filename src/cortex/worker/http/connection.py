@@ -60,6 +60,7 @@ CLIENT_CLOSED_REQUEST = 499
 _CLOSE_REASON_BYTES = 123
 #: Headers that a response of user code may have. The gateway takes a few more: those that workers and it add.
 MAX_RESPONSE_HEADERS = 1000
+MAX_RESPONSE_HEAD_BYTES = 512 * 1024
 #: Statuses whose responses have no body, whatever their headers are.
 BODILESS = frozenset({204, 304})
 #: Header line of a response after which the connection closes.

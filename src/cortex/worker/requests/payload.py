@@ -28,7 +28,7 @@ from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import Bodies
-from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
+from cortex.worker.http.connection import MAX_RESPONSE_HEAD_BYTES, MAX_RESPONSE_HEADERS
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -231,6 +231,10 @@ def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[
             kept.append((name, value))
     if len(kept) > MAX_RESPONSE_HEADERS:
         raise UserError(f"the response has {len(kept)} headers; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
+    size = sum(len(name) + len(value) for name, value in kept)
+    if size > MAX_RESPONSE_HEAD_BYTES:
+        limit = MAX_RESPONSE_HEAD_BYTES // 1024
+        raise UserError(f"the headers of the response have {size} bytes; the gateway passes on up to {limit} KiB")
     return tuple(kept)
 
 
