@@ -112,6 +112,26 @@ async def test_requests_below_an_endpoint_are_held_but_probes_are_answered(home:
         assert seen(await sent) == ("a", "/iris", None)
 
 
+async def test_probes_of_an_api_that_is_not_ready_do_not_count_as_its_errors(home: Home) -> None:
+    async with world(home) as w:
+        split = Split("both", "/both", (Share("iris", 100),))
+        await w.gateway.startup(RoutingTable((backend("iris"),), (split,), v2_at_root=True))
+        for path in (
+            "/iris/v2/health/ready",
+            "/iris/v2/models/x/ready",
+            "/both/v2/health/ready",
+            "/v2/models/iris/ready",
+        ):
+            assert (await ask(w.port, path)).status == 503
+        assert (await ask(w.port, "/iris")).status == 503
+
+        async def counts() -> bool:
+            return (await w.gateway.stats())["iris"].responses[5] > 0
+
+        await eventually(counts)
+        assert (await w.gateway.stats())["iris"].responses == {0: 0, 1: 0, 2: 0, 3: 0, 4: 0, 5: 1}
+
+
 async def test_v2_at_the_root_serves_apis_by_name(home: Home) -> None:
     async with world(home) as w:
         iris = backend("iris", await w.server("a"), endpoint="/some/where")

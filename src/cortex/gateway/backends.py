@@ -33,6 +33,7 @@ from cortex.gateway.protocols import (
     GRPC_BACKEND,
     GRPC_RESPONSES,
     GRPC_STATUSES,
+    PROBES_BACKEND,
     RULES,
     Protocol,
     json_error,
@@ -415,7 +416,9 @@ backend {backend_name(backend)}
   timeout queue {timeout_ms}ms
   timeout server {min(timeout_ms + TIMEOUT_MARGIN_MS, TIMEOUT_MAX_MS)}ms
 {_ANSWER_HALF_CLOSED if backend.finishes_calls else ""}\
-{cookie}{section_log(backend)}{rules.variables}{track}{first}{watch}\
+{cookie}{section_log(backend)}{rules.variables}{track}\
+  http-request track-sc1 str({backend_name(backend)}) table {PROBES_BACKEND} if {_is_probe(backend)}
+{first}{watch}\
 {_unavailable_rules(backend)}\
 {refuse(413, too_large, f"{{ req.hdr_val(content-length) gt {backend.max_body_bytes} }}")}\
 {END_OF_REFUSALS}{body}\
@@ -432,6 +435,7 @@ backend {backend_name(backend)}
   http-error status 504 {_error(backend, 504, f"timed out after {seconds}")}
 {errors}{final_status(backend)}\
   http-after-response allow if {{ status lt 400 }}
+  http-after-response sc-inc-gpc(0,1) if {{ status 503 }} {{ sc1_tracked }}
   http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
   http-after-response del-header retry-after if {late}
 {f"  http-after-response set-header grpc-status {GRPC_STATUSES[504]} if {late}{chr(10)}" if is_grpc else ""}\
@@ -444,10 +448,15 @@ def _unavailable_rules(backend: ApiBackend) -> str:
     error = _unavailable(backend)
     # A probe must neither wait nor start a replica.
     probe = error.replace("""{"error":""", """{"ready":false,"error":""")
-    is_probe = "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
     if backend.protocol is Protocol.GRPC:
-        probe, is_probe = error, IS_GRPC_TOOL
-    return refuse(503, error, _HOLDS_NONE) + refuse(503, probe, f"{{ nbsrv eq 0 }} {is_probe}")
+        probe = error
+    return refuse(503, error, _HOLDS_NONE) + refuse(503, probe, f"{{ nbsrv eq 0 }} {_is_probe(backend)}")
+
+
+def _is_probe(backend: ApiBackend) -> str:
+    """Return the condition that a request asks whether the API is ready."""
+    is_grpc = backend.protocol is Protocol.GRPC
+    return IS_GRPC_TOOL if is_grpc else "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
 
 
 def _unavailable(backend: ApiBackend) -> str:

@@ -119,6 +119,7 @@ from cortex.gateway.protocols import (
     END_OF_REFUSALS,
     GRPC_BACKEND,
     GRPC_RESPONSES,
+    PROBES_BACKEND,
     REFUSALS_SERVER,
     RULES,
     SET_GRPC,
@@ -561,6 +562,10 @@ backend cortex-successor
         f"""\
 backend {DRAINING_BACKEND}
   server {DRAINING_SERVER.partition("/")[2]} 'unix@{sockets.successor}' disabled
+""",
+        f"""\
+backend {PROBES_BACKEND}
+  stick-table type string len 250 size {2 * len(table.backends) + 1} store gpc(1)
 """,
         *_grpc_section(table),
     )

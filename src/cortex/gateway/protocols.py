@@ -111,6 +111,8 @@ def grpc_error(status: int, message: str) -> str:
 SET_GRPC = "  http-request set-var(txn.grpc) bool(true) if { req.hdr(content-type) -m beg application/grpc }\n"
 #: The section of the table that counts calls that failed: HAProxy's own counters have them as 200.
 GRPC_BACKEND = "cortex-grpc"
+#: The section of the table that counts the readiness probes answered with 503, which are no errors of the API.
+PROBES_BACKEND = "cortex-probes"
 _GRPC = "{ var(txn.grpc) -m found }"
 #: Not in the second pass of a held request, whose status the first pass has to see.
 _GRPC_RESPONSE = f"{_GRPC} {{ res.hdr(content-type) -m beg application/grpc }} ! {{ var(txn.backend) -m found }}"

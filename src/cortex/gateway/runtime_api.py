@@ -26,7 +26,7 @@ from pathlib import Path
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
 from cortex.gateway.maps import CANARY_SUFFIX, KEYS_MAP, keys_map, live_maps
-from cortex.gateway.protocols import GRPC_BACKEND, REFUSALS_SERVER
+from cortex.gateway.protocols import GRPC_BACKEND, PROBES_BACKEND, REFUSALS_SERVER
 from cortex.gateway.routes import ApiKey, RoutingTable
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
@@ -47,6 +47,7 @@ _COLUMNS = frozenset(
 #: Errors caused by limits of this process. They don't mean that HAProxy hangs.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _FAILED_CALLS = re.compile(r" key=(\S+) .* gpc0=(\d+) gpc1=(\d+)")
+_PROBES = re.compile(r" key=(\S+) .* gpc0=(\d+)")
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
 
 
@@ -115,6 +116,8 @@ class RuntimeApi:
         found = parse_stat(await self._read_table(f"@!{pid} {_SERVERS_AND_BACKENDS}\n"))
         if GRPC_BACKEND in found:
             _subtract_failed_calls(found, await self._read_table(f"@!{pid} show table {GRPC_BACKEND}\n"))
+        if PROBES_BACKEND in found:
+            _subtract_probes(found, await self._read_table(f"@!{pid} show table {PROBES_BACKEND}\n"))
         return found
 
     async def all_backends(self, workers: HaproxyWorkers) -> dict[int, dict[str, BackendState]]:
@@ -268,6 +271,14 @@ def _subtract_failed_calls(backends: Mapping[str, BackendState], table: str) -> 
             responses[4] += int(refused)
             responses[5] += int(failed)
             responses[2] = max(0, responses[2] - int(refused) - int(failed))
+
+
+def _subtract_probes(backends: Mapping[str, BackendState], table: str) -> None:
+    """Don't count readiness probes that were answered with 503, of which `table` has those of each backend."""
+    for name, probes in _PROBES.findall(table):
+        if name in backends:
+            responses = backends[name].responses
+            responses[5] = max(0, responses[5] - int(probes))
 
 
 def _responses(row: Mapping[str, str]) -> dict[int, int]:
