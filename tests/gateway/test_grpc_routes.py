@@ -68,6 +68,7 @@ async def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
             Code.UNIMPLEMENTED,
             "no API has the path /other.Handler/Predict",
         )
+        assert (await status_of(w.port, "/kg%2eS/P%25"))[1] == "no API has the path /kg%2eS/P%25"
         assert (await status_of(w.port, "/grpc.health.v1.Health/Check"))[0] is Code.UNAVAILABLE
         # In JSON, the same errors have their HTTP status.
         answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")

@@ -546,8 +546,8 @@ def _fixed_sections(table: RoutingTable, sockets: GatewaySockets) -> tuple[str, 
     return (
         f"""\
 backend {UNKNOWN_BACKEND}
-{_unknown_grpc(table)}\
-{refuse(404, json_error("no API has the path %[path,bytes(0,200),json(utf8ps)]"), "TRUE")}{END_OF_REFUSALS}\
+{refuse(404, json_error("no API has the path %[path,bytes(0,200),json(utf8ps)]"), "TRUE")}\
+{_unknown_grpc(table)}{END_OF_REFUSALS}\
 {refusals_server(sockets.refusals)}""",
         f"""\
 backend {HEALTH_BACKEND}
@@ -582,7 +582,7 @@ def _unknown_grpc(table: RoutingTable) -> str:
     if not grpc_backends(table):
         return ""
     error = grpc_error(404, "no API has the path %[path,bytes(0,200)]")
-    return f"{SET_GRPC}{GRPC_RESPONSES}  http-request return status 404 {error} if {{ var(txn.grpc) -m found }}\n"
+    return SET_GRPC + GRPC_RESPONSES + refuse(404, error, "{ var(txn.grpc) -m found }")
 
 
 def _v2_section(table: RoutingTable, sockets: GatewaySockets) -> str:

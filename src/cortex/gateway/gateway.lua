@@ -58,7 +58,7 @@ local function answer_refusal(refusal, set_status, add_header)
   local grpc_status, message = string.match(body, "^(%d+):(.*)$")
   if grpc_status then
     add_header("grpc-status", grpc_status)
-    add_header("grpc-message", message)
+    add_header("grpc-message", (string.gsub(message, "%%", "%%25")))  -- clients decode percent signs
     return ""
   end
   add_header("content-type", "application/json")
