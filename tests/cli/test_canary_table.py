@@ -72,6 +72,8 @@ def test_a_promoted_revision_and_an_api_without_a_canary_have_no_note() -> None:
 def test_each_property_has_a_row() -> None:
     errors = {"name": "errors", "finding": "not known", "old": 0.01, "new": 0.02, "margin": 0.005, "missing": 1234}
     worse = {**errors, "name": "predictions of cat", "finding": "worse", "old": None, "missing": None}
+    soon = {**errors, "missing": 4, "missing_blocks": 2}
+    assert findings_table({**CANARY, "findings": [soon]})[1][0][-1] == "about 4, in 2 half-minutes or more"
     slow = {**errors, "name": "p99", "margin": 0.0, "finding": "not worse"}
     headers, rows = findings_table({**CANARY, "findings": [errors, worse, slow], "max_latency_increase": "25%"})
     assert headers[1:3] == ["revision 3", "revision 4"]

@@ -178,8 +178,12 @@ def test_a_person_ends_a_trial(cortex: Installation, folder: Path) -> None:
     assert "promoting revision" in cortex.cortex("promote", "tried").stdout
     wait_until(lambda: sent_until(cortex, lambda: True).keys() == {"12"}, 60)
     deploy(cortex, folder, version=13)
+    assert "live, canary: " in cortex.cortex("get").stdout
+    assert "canary: trying" in cortex.cortex("history", "tried").stdout
     cortex.cortex("rollback", "tried")
     wait_until(lambda: sent_until(cortex, lambda: True).keys() == {"12"}, 60)
+    never_live = next(each["number"] for each in cortex.client.history("tried") if each["canary"])
+    assert " of the requests (step 1 of " in cortex.cortex("rollback", "tried", str(never_live)).stdout
 
 
 def test_a_canary_that_does_not_start_is_shown_without_requests(cortex: Installation, folder: Path) -> None:

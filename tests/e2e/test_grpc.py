@@ -419,6 +419,21 @@ def test_calls_in_json(cortex: Installation, project: Path, tmp_path: Path) -> N
     assert "/numbers.Numbers/Double, " in cortex.cortex("predict", "numbers", sample, check=False).stdout
 
 
+@contextlib.contextmanager
+def silence() -> Iterator[Any]:
+    """Yield a function that sends one number, and nothing more until the end of the context."""
+    over = threading.Event()
+
+    def numbers_that_stop(numbers: NumbersClient) -> Iterator[Any]:
+        yield numbers.number(1)
+        over.wait(PATIENCE_S)
+
+    try:
+        yield numbers_that_stop
+    finally:
+        over.set()
+
+
 @pytest.mark.long
 def test_keys_are_metadata(cortex: Installation, project: Path, tmp_path: Path) -> None:
     config = """
@@ -441,6 +456,11 @@ def test_keys_are_metadata(cortex: Installation, project: Path, tmp_path: Path) 
         wrong = [("x-api-key", other)]
         assert failure(lambda: keyed.do("x", metadata=wrong)).code() is Code.PERMISSION_DENIED
         assert list(keyed.Count(keyed.number(2), metadata=metadata))
+        with silence() as numbers_that_stop:
+            late = failure(lambda: keyed.Sum(numbers_that_stop(keyed), timeout=None, metadata=metadata))
+        assert (late.code(), late.details()) == (Code.DEADLINE_EXCEEDED, "timed out after 5 s")
+        assert keyed.do("x", metadata=metadata) == "x"
+        assert "died" not in cortex.cortex("logs", "keyed").stdout  # a wait for the client is no code that is late
         late = failure(lambda: keyed.do("sleep", timeout=None, metadata=metadata))
         assert (late.code(), late.details()) == (Code.DEADLINE_EXCEEDED, "timed out after 5 s")
 

@@ -203,6 +203,14 @@ def test_latencies_of_cold_processes_are_not_compared() -> None:
     assert all(finding.finding is not Finding.WORSE for finding in subject.findings())
 
 
+def test_the_half_minutes_that_a_verdict_takes_are_known_however_many_requests_come() -> None:
+    subject, generator, missing = judge(), random.Random(1), []
+    for window in range(18):  # of five seconds
+        subject.observe(numbers(generator, 500, error=0.01), numbers(generator, 500, error=0.5), True, 5.0 * window)
+        missing.append(subject.findings()[0].missing_blocks)
+    assert missing == [3] * 6 + [2] * 6 + [0] * 6
+
+
 def test_the_state_survives_as_json() -> None:
     subject, generator = judge(max_prediction_shift="5%"), random.Random(1)
     for window in range(5):

@@ -280,6 +280,18 @@ def test_patched_tolerances_begin_the_evidence_anew(world: World) -> None:
     assert known[0].step_requests == 10
 
 
+def test_a_deploy_that_needs_no_new_processes_continues_the_trial_under_its_number(world: World) -> None:
+    world.deploy(NEW, api(update_strategy=CANARY))
+    known = world.trials.of(world.record)
+    assert known is not None
+    world.trials.put(world.record, replace(known[0], step_requests=10))
+    world.deploy(NEW, api(update_strategy=CANARY, networking={"timeout_s": 5}))
+    for trials in (world.trials, Trials(world.apis, world.values)):
+        description = trials.describe(world.record)
+        assert description is not None
+        assert (description["revision_number"], description["step_requests"]) == (world.record.number, 10)
+
+
 def found_new(trials: Trials, record: ApiRecord) -> tuple[float | None, ...]:
     known = trials.of(record)
     return tuple(each.new for each in known[1].findings()[:1]) if known else ()

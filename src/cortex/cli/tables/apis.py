@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from cortex.cli.output import Column, Json, Table, build_table, format_age, format_average
+from cortex.cli.tables.canary import is_tried
 from cortex.errors import format_size
 from cortex.lifecycle import ApiKind
 
@@ -60,7 +61,12 @@ def _name(api: Json, now: datetime) -> str:
 
 
 def _status(api: Json, now: datetime) -> str:
-    return str(api["status"]["message"])
+    message, canary = str(api["status"]["message"]), api.get("canary") or {}
+    if not is_tried(api):
+        return message
+    share = "copies" if canary.get("shadow") else f"{canary['percent']} %"
+    share = share if _counts(api)["updated"]["ready"] else "not ready"
+    return f"{message}, canary: {share}"
 
 
 def _last_update(api: Json, now: datetime) -> str:

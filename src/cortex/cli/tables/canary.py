@@ -83,7 +83,9 @@ def findings_table(canary: Json) -> Table:
 def _row(finding: Json, longer: str | None) -> list[str]:
     is_latency = finding["name"] in ("p50", "p99")
     missing = finding["missing"]
-    needed = "" if finding["finding"] != "not known" else "?" if missing is None else f"about {missing:,}"
+    blocks = finding.get("missing_blocks", 0)  # older operators send none
+    spread = f", in {blocks} half-minutes or more" if blocks > 1 else ""
+    needed = "" if finding["finding"] != "not known" else "?" if missing is None else f"about {missing:,}{spread}"
     return [
         _MEANINGS.get(finding["name"], finding["name"]),
         _percent(finding["old"]),

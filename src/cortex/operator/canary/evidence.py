@@ -88,6 +88,12 @@ class Evidence:
         """Logarithm of the evidence; the claim is refuted at confidence 1 - α if it is at least ln(1/α)."""
         return log_mean([self._capped(index) for index in range(len(self.logs))])
 
+    def blocks_until(self, needed: float) -> int:
+        """Return the number of blocks, with the present one, that the evidence needs at least to reach `needed`."""
+        if self.cap is None or self.log >= needed:
+            return 0
+        return math.ceil((needed - log_mean(self.base)) / self.cap - 1e-6)
+
     def begin_block(self) -> None:
         """Begin the next block of time."""
         self.base = [self._capped(index) for index in range(len(self.logs))]

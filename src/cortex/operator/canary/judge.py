@@ -151,15 +151,18 @@ class Comparison:
         self.old_of, self.old = self.old_of + window.na, self.old + window.a
         self.new_of, self.new = self.new_of + window.nb, self.new + window.b
 
-    def missing(self, worse: float, not_worse: float) -> float:
-        """Return the further requests of the new revision until either claim is refuted, at the present rates."""
+    def missing(self, worse: float, not_worse: float) -> tuple[float, int]:
+        """Return what is missing until either claim is refuted, at the present rates.
+
+        These are further requests of the new revision, and blocks of time, with the present one.
+        """
         total = CountWindow(self.old_of, self.old, self.new_of, self.new)
         expected = [
-            (needed - evidence.log) / growth
+            (max(0.0, (needed - evidence.log) / growth), evidence.blocks_until(needed))
             for evidence, needed in ((self.within, worse), (self.beyond, not_worse))
             if (growth := evidence.growth(total)) > 0
         ]
-        return max(0.0, min(expected, default=math.inf))
+        return min(expected, default=(math.inf, 0))
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class PropertyFinding:
     new: float | None
     margin: float
     missing: float  #: further requests of the new revision until it is known; infinite: none can be foreseen
+    missing_blocks: int = 0  #: of `BLOCK_S`, over which these are spread at least
 
     def to_json(self) -> Json:
         """Return the JSON form, in which `missing` is null if it is not known."""
@@ -306,7 +310,7 @@ class Judge:
         is_fine = bool(compared) and min(each.beyond.log for each in compared) >= not_worse
         finding = Finding.WORSE if is_worse else Finding.NOT_WORSE if is_fine else Finding.UNKNOWN
         unknown = [] if is_worse else [each for each in compared if each.beyond.log < not_worse]
-        missing = max((each.missing(worse, not_worse) for each in unknown), default=0.0)
+        missing, blocks = max((each.missing(worse, not_worse) for each in unknown), default=(0.0, 0))
         name, most = max(
             self._more.items(),
             key=lambda item: abs(_rate(item[1].new, item[1].new_of) - _rate(item[1].old, item[1].old_of)),
@@ -316,7 +320,7 @@ class Judge:
             return PropertyFinding("predictions", finding, None, None, self._shift, math.inf)
         shown = f"predictions of {name}"
         return PropertyFinding(
-            shown, finding, _share(most.old, most.old_of), _share(most.new, most.new_of), self._shift, missing
+            shown, finding, _share(most.old, most.old_of), _share(most.new, most.new_of), self._shift, missing, blocks
         )
 
     def dump(self) -> Json:
@@ -387,13 +391,13 @@ def _tolerances(canary: CanaryConfig) -> list[Any]:
 
 
 def _finding(name: str, comparison: Comparison, worse: float, not_worse: float) -> PropertyFinding:
-    finding, missing = Finding.UNKNOWN, comparison.missing(worse, not_worse)
+    finding, missing, blocks = Finding.UNKNOWN, *comparison.missing(worse, not_worse)
     if comparison.within.log >= worse:
-        finding, missing = Finding.WORSE, 0.0
+        finding, missing, blocks = Finding.WORSE, 0.0, 0
     elif comparison.beyond.log >= not_worse:
-        finding, missing = Finding.NOT_WORSE, 0.0
+        finding, missing, blocks = Finding.NOT_WORSE, 0.0, 0
     old, new = _share(comparison.old, comparison.old_of), _share(comparison.new, comparison.new_of)
-    return PropertyFinding(name, finding, old, new, comparison.within.margin, missing)
+    return PropertyFinding(name, finding, old, new, comparison.within.margin, missing, blocks)
 
 
 def _load(data: Json) -> Comparison:

@@ -21,6 +21,7 @@ from cortex.lifecycle import ApiKind
 from cortex.operator.access.audit import record_change
 from cortex.operator.access.auth import caller_of
 from cortex.operator.autoscaling.policy import ScalingPolicy
+from cortex.operator.canary.trials import TrialOutcome
 from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs
@@ -134,7 +135,8 @@ def api_routes(services: Services) -> APIRouter:
     async def history(api: str) -> list[Json]:
         """Return the revisions of an API that a rollback can deploy again, the newest first."""
         record = services.api(api)
-        return [describe_revision(entry, record) for entry in services.apis.history(api)]
+        trial = services.trials.describe(record)
+        return [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
 
     @router.get("/{api}/logs")
     async def logs(
@@ -292,8 +294,8 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
     }
 
 
-def describe_revision(entry: HistoryEntry, record: ApiRecord) -> Json:
-    """Return an entry of an API's history."""
+def describe_revision(entry: HistoryEntry, record: ApiRecord, trial: Json | None) -> Json:
+    """Return an entry of an API's history; `trial` is the description of its last one."""
     return {
         "number": entry.number,
         "revision": entry.revision,
@@ -306,7 +308,16 @@ def describe_revision(entry: HistoryEntry, record: ApiRecord) -> Json:
         "live_at": entry.live_at.isoformat() if entry.live_at else None,
         "is_live": entry.number == record.live_number,
         "is_newest": entry.number == record.number,
+        "canary": _canary_of(entry, record, trial),
     }
+
+
+def _canary_of(entry: HistoryEntry, record: ApiRecord, trial: Json | None) -> str | None:
+    """Return the outcome of the trial of a revision that has only been a canary; None for others."""
+    if trial is not None and entry.number == trial["revision_number"]:
+        return None if trial["outcome"] == TrialOutcome.PROMOTED else str(trial["outcome"])
+    was_canary = entry.spec.update_strategy.canary is not None and entry.live_at is None and entry.number > 1
+    return "not promoted" if was_canary and entry.number != record.number else None
 
 
 def _without_secrets(spec: Api) -> Json:

@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
 
 
 def _status(entry: Json, now: datetime) -> str:
+    if outcome := entry.get("canary"):  # older operators send none
+        return f"canary: {outcome}"
     if entry["is_live"]:
         return "live"
     return "was live" if entry["live_at"] else "never live"

@@ -39,7 +39,8 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_history(request: Request, api: str) -> Response:
         """Show the revisions, the newest first."""
         row, record = await api_row(services, api), services.api(api)
-        entries = [describe_revision(entry, record) for entry in services.apis.history(api)]
+        trial = services.trials.describe(record)
+        entries = [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
         return pages.page(request, "api_history.html", row=row, tab="history", entries=entries)
 
     @router.post("/rollback")
