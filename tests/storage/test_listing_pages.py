@@ -119,6 +119,8 @@ def test_an_answer_that_is_no_listing_is_an_error_and_no_end(bucket: PublicBucke
     bucket.lists_after = lambda key: answer if key == after else None
     with pytest.raises(StorageError, match=r"s3://models/k can't be read: "):
         asyncio.run(list_objects("s3://models/k", os.environ))
+    with pytest.raises(StorageError, match=r"gs://models/k can't be read: "):
+        asyncio.run(list_objects("gs://models/k", {**os.environ, "STORAGE_EMULATOR_HOST": bucket.url}))
 
 
 def test_a_listing_with_one_page_is_one_request(bucket: PublicBucket) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
@@ -195,6 +196,20 @@ def test_a_source_that_loses_everything_changes_nothing_also_after_a_restart(
     assert not any("put the files back" in problem.message for problem in again[-1].confirmed.problems)
     [added] = passes(source, {**after, **{name.replace("1/", "7/"): "new" for name in before}}, first=again[-1])[-1:]
     assert "7" in {key.rpartition("/")[2] for key in shown(added.candidate) or {}}
+
+
+def test_one_of_several_paths_that_loses_everything_stays_as_it_was() -> None:
+    a, b = prefixes(PATHS)
+    state = debounce(SourceState(), PATHS, {each: listing(each, {"1/f": "x"}, NOW) for each in (a, b)})
+    served = shown(state.confirmed)
+    for number in range(1, 4):
+        files = {a: {}, b: {"1/f": "x"}}
+        found = {each: listing(each, files[each], NOW + 10 * number) for each in files}
+        state = debounce(state, PATHS, found)
+        assert shown(state.confirmed) == served == {"a/1": ANY, "b/1": ANY}
+    assert state.confirmed is not None
+    [problem] = state.confirmed.problems
+    assert (problem.model, problem.since) == ("a", NOW + 10)
 
 
 def test_files_that_come_back_one_after_another_lose_no_version() -> None:

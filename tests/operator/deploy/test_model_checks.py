@@ -71,6 +71,14 @@ def test_valid_models_of_every_form_are_no_problem(project: Project) -> None:
     assert project.problems() == ()
 
 
+def test_what_is_beside_versions_and_models_is_no_problem(project: Project) -> None:
+    project.files("m/1/model.onnx", "m/.DS_Store", "m/2.tmp/model.onnx", "m/README.md", "m/_SUCCESS")
+    project.files("dir/a/1/model.onnx", "dir/a/lost+found/x", "dir/b.tmp/x", "dir/.c/x", "dir/README.md")
+    project.add("onnx", "path: m")
+    project.add("onnx", "dir: dir", "two")
+    assert project.problems() == ()
+
+
 def test_an_invalid_model_is_shown_beside_what_was_expected_where_it_is_written(project: Project) -> None:
     project.files("models/iris/1/saved_model.pb", "models/iris/1/notes.txt")
     project.add("tensorflow", "path: models/iris")
@@ -100,7 +108,7 @@ def test_each_invalid_model_of_each_api_is_reported_at_once_with_all_other_mista
     ]
     assert "2 *.onnx files" in found[0][1]
     assert "does not exist" in found[1][1]
-    assert {message.split(":")[0].split(" ")[0] for _, message in found[2:4]} == {"dir/bad", "dir/worse"}
+    assert {message.split(":")[0].split(" ")[0] for _, message in found[2:4]} == {"dir/bad", "dir/worse/1"}
 
 
 def test_at_most_fifty_paths_are_shown(project: Project) -> None:

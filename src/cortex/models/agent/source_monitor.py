@@ -207,11 +207,13 @@ def _split_remains(
     }
     if source.layout != "python":
         return checked, beside
+    urls: dict[str, set[str]] = {}
+    for (name, _), version in served.items():
+        urls.setdefault(name, set()).add(version.url)
     remains = {}
     for model in checked.models:
         folder_url = f"{prefix.url.rstrip('/')}/{model.name}" if prefix.is_dir else prefix.url
-        old = [version.url for (name, _), version in served.items() if name == model.name]
-        was_versioned = bool(old) and not {"", folder_url} & {*old}
+        was_versioned = model.name in urls and not {"", folder_url} & urls[model.name]
         only = model.latest
         is_new = before is not None and before.get(model.name) != only.digest and only.size_bytes > 0
         if only.url == folder_url and was_versioned and not is_new:
