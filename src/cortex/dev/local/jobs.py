@@ -183,9 +183,12 @@ class JobsApi:
         if isinstance(source, Upload):
             raise SubmissionError("lines of JSON can't be sent to an API that is not deployed; send an item_list")
 
+        folders = self._api.networking.local_paths or ()
+
         async def read() -> list[NewBatch]:
             found: list[NewBatch] = []
-            async with aclosing(located_batches(source, self._environ, max_bytes)) as located:  # type: ignore[arg-type]
+            listed = located_batches(source, self._environ, max_bytes, folders)  # type: ignore[arg-type]
+            async with aclosing(listed) as located:
                 async for _, batches in located:
                     found += batches
             return found
