@@ -13,6 +13,7 @@ import itertools
 import os
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -42,7 +43,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 #: A FIFO, which has no writer, must not block.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_REFERENCE = os.O_PATH | os.O_CLOEXEC
+#: `cortex dev` also runs on systems without O_PATH.
+_REFERENCE = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
 
 
 def file_batches(path: Path, root: Path | None = None) -> Iterator[list[StoredObject]]:
@@ -56,7 +58,7 @@ def file_batches(path: Path, root: Path | None = None) -> Iterator[list[StoredOb
     try:
         with _opened(path, _REFERENCE) as reference:
             found = os.fstat(reference)
-            if not _is_within(reference, base):
+            if not _is_within(reference, path, base):
                 raise StorageError(f"{printable(str(path))}: {OUTSIDE}")
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -103,7 +105,7 @@ def reading(path: Path, root: Path | None = None) -> Iterator[FileIO]:
     with _opened(path.parent, _REFERENCE) as folder, _opened(path.name, _FILE, folder) as file:
         found = os.fstat(file)
         flaw = _flaw_of(found, os.fstat(folder).st_uid) if root else None
-        if flaw or not _is_within(file, base):
+        if flaw or not _is_within(file, path, base):
             raise StorageError(f"{printable(str(path))}: {flaw or OUTSIDE}")
         if not stat.S_ISREG(found.st_mode):
             raise StorageError(f"{printable(str(path))} is not a file")
@@ -156,7 +158,7 @@ def _walk(root: str, base: str, start: str = "") -> Iterator[StoredObject]:
         except (FileNotFoundError, NotADirectoryError):
             raise StorageError(f"{printable(folder)} was removed while it was listed") from None
         try:
-            if not _is_within(descriptor, base):
+            if not _is_within(descriptor, folder, base):
                 yield _flawed(folder, name, OUTSIDE, is_folder=True)
                 continue
             own = os.fstat(descriptor)
@@ -167,7 +169,7 @@ def _walk(root: str, base: str, start: str = "") -> Iterator[StoredObject]:
                 path = f"{folder.rstrip('/')}/{entry.name}"
                 below = f"{name}/{entry.name}" if name else entry.name
                 try:
-                    found, flaw = _examine(entry, descriptor, base)
+                    found, flaw = _examine(entry, descriptor, path, base)
                 except FileNotFoundError:
                     continue  # a broken link, or just removed
                 except OSError as error:
@@ -196,13 +198,13 @@ def _sorted_entries(folder: str, descriptor: int) -> list[os.DirEntry[str]]:
         raise StorageError(f"{printable(folder)} was removed while it was listed") from None
 
 
-def _examine(entry: os.DirEntry[str], folder: int, base: str) -> tuple[os.stat_result, str | None]:
+def _examine(entry: os.DirEntry[str], folder: int, path: str, base: str) -> tuple[os.stat_result, str | None]:
     """Return the status of an entry, or of what its link leads to, and OUTSIDE if that is not below `base`."""
     found = entry.stat(follow_symlinks=False)
     if not stat.S_ISLNK(found.st_mode):
         return found, None
     with _opened(entry.name, _REFERENCE, folder) as reference:
-        return os.fstat(reference), None if _is_within(reference, base) else OUTSIDE
+        return os.fstat(reference), None if _is_within(reference, path, base) else OUTSIDE
 
 
 def _flaw_of(found: os.stat_result, owner: int) -> str | None:
@@ -211,9 +213,14 @@ def _flaw_of(found: os.stat_result, owner: int) -> str | None:
     return _FOREIGN if is_foreign else None
 
 
-def _is_within(descriptor: int, base: str) -> bool:
-    """Return whether an open file or folder is the real path `base`, or below it."""
-    return base == "/" or Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(base)
+def _is_within(descriptor: int, path: Path | str, base: str) -> bool:
+    """Return whether what was opened at `path` is the real path `base`, or below it."""
+    if base == "/":
+        return True
+    if sys.platform == "linux":
+        return Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(base)
+    real = Path(path).resolve()
+    return real.is_relative_to(base) and os.path.samestat(real.stat(), os.fstat(descriptor))
 
 
 @contextlib.contextmanager
@@ -233,14 +240,15 @@ def _made_folder(path: Path, root: Path | None) -> Iterator[int]:
     base = os.path.realpath(top)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(_opened(top, _REFERENCE | os.O_DIRECTORY))
-        for name in path.relative_to(top).parts:
+        parts = path.relative_to(top).parts
+        for depth, name in enumerate(parts, 1):
             try:
                 folder = stack.enter_context(_opened(name, _REFERENCE | os.O_DIRECTORY, folder))
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=folder)
                 folder = stack.enter_context(_opened(name, _REFERENCE | os.O_DIRECTORY, folder))
-            if not _is_within(folder, base):
+            if not _is_within(folder, top.joinpath(*parts[:depth]), base):
                 raise StorageError(f"{printable(str(path))}: {OUTSIDE}")
         yield folder
 
