@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from cortex.errors import ModelError
+from cortex.errors import ModelError, ModelFormatError
 from cortex.models.formats.tensorflow_model import choose_signature
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.payloads.arrays import Array
+from cortex.payloads.signature import TensorSignature
 from cortex.predictor.clients.tensorflow import (
     SignatureInfo,
     TensorFlowClient,
@@ -80,6 +82,34 @@ def client(signature: SignatureInfo = MIXED, model: str = "iris") -> tuple[Tenso
     models = InMemory(servable, request(model=model))
     servable.runs.clear()
     return TensorFlowClient(models, models.loader.loaded), servable
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "words"),
+    [
+        ({"v": TensorSpec(21, ())}, {"y": FLOATS}, "has the input 'v' of the type DT_21, which APIs without code"),
+        ({"x": FLOATS, "c": TensorSpec(8, ())}, {"y": FLOATS}, "has the input 'c' of the type DT_COMPLEX64,"),
+        ({"x": FLOATS}, {"v": TensorSpec(21, ())}, "has the output 'v' of the type DT_21,"),
+        ({"x": FLOATS}, {"y": FLOATS, "v": TensorSpec(21, ())}, ""),
+    ],
+)
+def test_a_model_that_requests_without_code_can_not_run_is_refused(
+    inputs: dict[str, TensorSpec], outputs: dict[str, TensorSpec], words: str
+) -> None:
+    servable = SimpleNamespace(signatures={"a": SignatureInfo(inputs, outputs)})
+    model = TensorFlowModel(LoadRequest("m", "1", "/models/m", "", 0, None), cast("Any", servable))
+    if not words:
+        model.check_types()
+        return
+    with pytest.raises(ModelFormatError) as caught:
+        model.check_types()
+    assert words in str(caught.value) and "tensorflow_client" in str(caught.value)
+
+
+def test_an_input_of_any_rank_takes_any_shape() -> None:
+    servable = SimpleNamespace(signatures={"a": SignatureInfo({"x": TensorSpec(1, None)}, {"y": FLOATS})})
+    model = TensorFlowModel(LoadRequest("m", "1", "/models/m", "", 0, None), cast("Any", servable))
+    assert model.signature.inputs == (TensorSignature("x", "FP32", (-1,), any_shape=True),)
 
 
 @pytest.mark.parametrize(

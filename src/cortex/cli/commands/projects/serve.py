@@ -130,7 +130,9 @@ def _check_name_is_free(client: Client, name: str, location: str) -> None:
 
 
 def _api(name: str, location: str, arguments: argparse.Namespace) -> Json:
-    models = {"path": location, **({"trust": arguments.trust} if arguments.trust else {})}
+    models = {"path": location}
+    if arguments.trust and arguments.type == ANY_MODEL:  # the other types load all files of theirs
+        models["trust"] = arguments.trust
     return {"name": name, "kind": "RealtimeAPI", "handler": {"type": arguments.type, "models": models}}
 
 
