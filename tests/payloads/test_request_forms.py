@@ -202,6 +202,11 @@ def test_an_input_with_a_default_may_be_left_out_and_rows_are_those_of_the_other
         assert read_request(body, WEIGHTED).inputs["scale"].tolist() == [3, 4]
 
 
+def test_a_model_without_inputs_can_be_called() -> None:
+    for body in ({"inputs": {}}, {"instances": [{}]}):
+        assert read_request(body, model(platform="onnxruntime_onnx")).inputs == {}
+
+
 def test_an_empty_line_of_csv_with_one_column_is_an_empty_cell() -> None:
     assert read_request("input\na\n\nc\n\n", TEXTS, "text/csv").inputs["input"].tolist() == ["a", "", "c"]
     number = model(TensorSignature("x", "FP64", (-1, 1)))

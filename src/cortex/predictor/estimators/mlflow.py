@@ -15,6 +15,7 @@ from typing import Any
 
 import mlflow.pyfunc
 import numpy as np
+import yaml
 from mlflow.exceptions import MlflowException
 
 from cortex.payloads.inference_tensors import datatype_of
@@ -49,9 +50,8 @@ def load(context: LoadContext) -> Estimator:
     folder = context.detection.path
     if not context.detection.needs_trust:
         _check_types(context, Path(folder))
-    model = load_with_modules(
-        context.request, _code_folders(Path(folder)), lambda: mlflow.pyfunc.load_model(folder, suppress_warnings=True)
-    )
+    code = _code_folders(Path(folder)) if context.detection.needs_trust else ()
+    model = load_with_modules(context.request, code, lambda: mlflow.pyfunc.load_model(folder, suppress_warnings=True))
     inputs, outputs = model.metadata.get_input_schema(), model.metadata.get_output_schema()
     if inputs is None or not inputs.inputs:
         raise context.error("it has no signature; save it with `signature=infer_signature(inputs, predictions)`")
@@ -65,8 +65,13 @@ def load(context: LoadContext) -> Estimator:
 def _code_folders(folder: Path) -> Iterator[Path]:
     """Yield the folders of code of a model, and of the models among its artifacts."""
     for file in sorted(folder.rglob("MLmodel")):
-        for flavor in mlflow.models.Model.load(str(file.parent)).flavors.values():
-            if code := flavor.get("code"):
+        try:
+            document = yaml.safe_load(file.read_text())
+        except (yaml.YAMLError, UnicodeDecodeError):
+            continue
+        flavors = document.get("flavors") if isinstance(document, dict) else None
+        for flavor in flavors.values() if isinstance(flavors, dict) else ():
+            if isinstance(flavor, dict) and (code := flavor.get("code")):
                 yield file.parent / str(code)
 
 
