@@ -363,3 +363,9 @@ def test_the_name_that_is_suggested_has_the_text_of_the_file(tmp_path: Path) -> 
     for written, fix in (("1e3", "api-1e3"), ("0x1F", "api-0x1f")):
         (found,) = examine_text(tmp_path, realtime(written)).problems
         assert (found.message, found.fix) == (f"{written}: invalid type (expected a string)", f'write "{fix}"')
+
+
+@pytest.mark.parametrize(("key", "type_"), [("command: [python]", "command"), ("path: handler.py", "python")])
+def test_the_type_that_is_suggested_is_the_one_of_the_other_keys(key: str, type_: str, tmp_path: Path) -> None:
+    (found,) = examine_text(tmp_path, f"- name: a\n  kind: RealtimeAPI\n  handler:\n    {key}\n").problems
+    assert (found.message, found.fix) == ("must be defined", f'write "type: {type_}"')

@@ -73,10 +73,10 @@ class Draft:
 
     @property
     def type(self) -> str:
-        """The handler type as written or implied; python if it is missing or not a string."""
+        """The handler type as written or implied; python, or that of a command, if it is missing or not a string."""
         node = self.item.at(self.generation.section, "type")
         written = node.value if node is not None else self.implied.get("handler.type")
-        return written if isinstance(written, str) else "python"
+        return written if isinstance(written, str) else "command" if "handler.command" in self.fields else "python"
 
     def data(self) -> dict[str, Any]:
         """Return the current form as plain nested maps."""

@@ -35,7 +35,7 @@ _EXAMPLES = MappingProxyType(
         "name": "name: my-api",
         "handler": "{key}:",
         "tracker": "{key}:",
-        "handler.type": "type: python",
+        "handler.type": "type: {type}",
         "handler.path": "path: {section}.py",
         "handler.models.path": "path: s3://bucket/path",
         "handler.models.paths.name": "name: my-model",
@@ -235,4 +235,4 @@ def _diagnose_missing(draft: Draft, field: str) -> Diagnostic | None:
 
 def _example(draft: Draft, field: str, key: str) -> str:
     section = "task" if draft.generation is TASK else draft.generation.section
-    return _EXAMPLES.get(field, "").format(section=section, key=key)
+    return _EXAMPLES.get(field, "").format(section=section, key=key, type=draft.type)
