@@ -41,12 +41,14 @@ class HttpCall:
         on_progress: Callable[[], None],
         on_abandoned: Callable[[], None],
         on_wait: Callable[[bool], None] = lambda waits: None,
+        is_wsgi: bool = False,
     ) -> None:
         """Create the call.
 
         `on_progress` is called when a part of the request or of the response has moved, and `on_abandoned` when the
         client disconnects from a response that has begun while the application does not wait for `http.disconnect`.
-        `on_wait` is called before and after the application waits for the client.
+        `on_wait` is called before and after the application waits for the client. The head of a WSGI application goes
+        with the first part of its body (PEP 3333).
         """
         self.scope = scope
         self.status = 0  #: of the response; 0 until it has begun
@@ -57,6 +59,7 @@ class HttpCall:
         self._on_progress = on_progress
         self._on_abandoned = on_abandoned
         self._on_wait = on_wait
+        self._is_wsgi = is_wsgi
         self._endpoint = scope["root_path"]
         self._is_head = scope["method"] == "HEAD"
         # The bare endpoint; pages there need the slash, so that their relative addresses lead below the endpoint.
@@ -148,9 +151,8 @@ class HttpCall:
         elif status not in BODILESS:
             self._length = declared_length(headers)
         self._head = status, kept
-        if not (
-            self._is_head or status in BODILESS or self._length == 0
-        ):  # complete with its head: not without its end
+        has_body = not (self._is_head or status in BODILESS or self._length == 0)
+        if has_body and not self._is_wsgi:
             asyncio.get_running_loop().call_soon(self._send_head)
 
     def _send_head(self) -> None:

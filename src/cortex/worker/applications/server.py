@@ -119,7 +119,7 @@ class ApplicationServer:
             self._tick_later()
         else:
             scope = http_scope(connection.method, connection.url, headers, self._lifespan.state)
-            call = HttpCall(connection, scope, running.extend, running.abandon, running.wait)
+            call = HttpCall(connection, scope, running.extend, running.abandon, running.wait, self.is_wsgi)
         connection.call = call
         self._running.add(running)
         running.start(call, self._lifespan.app)
