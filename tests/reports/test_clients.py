@@ -42,13 +42,17 @@ LARGE_HEAD_SOURCE = """
 LENGTH = 20_000_000
 
 
-def upload(api: ReportedApi) -> object:
+def upload(api: ReportedApi, chunked: bool = False) -> tuple[int, str]:
     """Send 20 MB before reading, and return the status and the error."""
     head = b"POST /t HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    if chunked:
+        return parse(
+            api.exchange(b"%btransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (head, LENGTH, b" " * LENGTH))
+        )
     return parse(api.exchange(head + b"content-length: %d\r\n\r\n" % LENGTH + b" " * LENGTH))
 
 
-def parse(response: bytes) -> object:
+def parse(response: bytes) -> tuple[int, str]:
     head, _, body = response.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -67,6 +71,22 @@ REPORTS = [
         ECHO_SOURCE,
         upload,
         (413, "the body is larger than 1048576 bytes"),
+        config=SMALL_BODIES,
+    ),
+    Report(
+        "a client that sends a submission above the limit as a whole receives the refusal",
+        "haproxy#3316",
+        BATCH_SOURCE,
+        lambda api: [(status, text.partition(";")[0]) for status, text in (upload(api), upload(api, chunked=True))],
+        [(413, "the body is larger than 10485760 bytes")] * 2,
+        config=JOBS,
+    ),
+    Report(
+        "a client that sends chunks above the limit receives the refusal",
+        "haproxy#3316",
+        ECHO_SOURCE,
+        lambda api: upload(api, chunked=True),
+        (413, "the request body is larger than 1048576 bytes"),
         config=SMALL_BODIES,
     ),
     Report(

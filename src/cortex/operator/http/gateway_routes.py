@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortex.errors import CortexError, MethodNotAllowedError, UnsupportedMediaTypeError
 from cortex.telemetry import Logger
@@ -18,8 +20,33 @@ JOB_HEADER = "x-cortex-job"
 #: Header that the gateway sets on requests for documentation: the backend or the splitter that it describes.
 DOCS_HEADER = "x-cortex-docs"
 
+#: Limits of what is received of a body after the response, as in the gateway.
+_DRAIN_S = 30.0
+_DRAIN_BYTES = 1024 * 1024 * 1024
+
 _API_HEADER = API_HEADER.encode()
 _DOCS_HEADER = DOCS_HEADER.encode()
+
+
+class _Body:
+    """The body of a request while it is received."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_complete = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.is_complete = not message.get("more_body")  # also if the client disconnects
+        return message
+
+    async def drain(self) -> None:
+        """Receive the rest of the body, for a bounded time and size, and drop it."""
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while not self.is_complete and size < _DRAIN_BYTES:
+                    size += len((await self.receive()).get("body", b""))
 
 
 class GatewayRoutes(ABC):
@@ -30,7 +57,8 @@ class GatewayRoutes(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of any method and path."""
-        request = Request(scope, receive)
+        body = _Body(receive)
+        request = Request(scope, body.receive)
         try:
             response = await self._answer(request)
         except ClientDisconnect:
@@ -40,7 +68,16 @@ class GatewayRoutes(ABC):
         except Exception as error:
             self._logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
             response = self._error(request, CortexError("internal error; the operator's log has the details"))
-        await response(scope, receive, send)
+
+        async def send_and_drain(message: Message) -> None:
+            # A client that still sends would not see a response whose connection is closed at once.
+            if message["type"] == "http.response.body" and not message.get("more_body") and not body.is_complete:
+                await send({**message, "more_body": True})
+                await body.drain()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await response(scope, receive, send_and_drain)
 
     def _error(self, request: Request, error: CortexError) -> Response:
         response = self._error_response(request, error)
