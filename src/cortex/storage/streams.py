@@ -9,8 +9,9 @@ import asyncio
 import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
@@ -27,6 +28,8 @@ _PART_BYTES = 8 * 1024 * 1024
 _PARALLEL_PARTS = 2
 _RESUMPTIONS = 5
 _PAUSE_S = 0.5
+
+T = TypeVar("T")
 
 
 class ObjectReader:
@@ -95,9 +98,10 @@ async def upload(url: str, pieces: AsyncIterator[bytes], environ: Mapping[str, s
     """
     location = Location.of(url)
     if location.scheme == "file":
-        with location.explaining("write"), writing(location.path, Path(root) if root else None) as file:
-            async for piece in pieces:
-                await asyncio.to_thread(file.write, piece)
+        with location.explaining("write"):
+            async with _in_threads(writing(location.path, Path(root) if root else None)) as file:
+                async for piece in pieces:
+                    await asyncio.to_thread(file.write, piece)
         return
     # No retry without a signature: the pieces are consumed, and public buckets are not writable anyway.
     settings = StoreSettings()
@@ -155,13 +159,26 @@ def _write_and_remove(location: Location, root: Path | None) -> None:
 
 
 async def _file_chunks(location: Location, root: str | None) -> AsyncIterator[bytes]:
-    with location.explaining(), reading(location.path, Path(root) if root else None) as file:
-        before = os.fstat(file.fileno())
-        while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
-            yield piece
-        after = os.fstat(file.fileno())
+    with location.explaining():
+        async with _in_threads(reading(location.path, Path(root) if root else None)) as file:
+            before = os.fstat(file.fileno())
+            while piece := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield piece
+            after = os.fstat(file.fileno())
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
         raise StorageError(f"{location.url} changed while it was read; try again")
+
+
+@asynccontextmanager
+async def _in_threads(context: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and exit a context in threads: a network file system may block."""
+    entered = await asyncio.to_thread(context.__enter__)
+    try:
+        yield entered
+    except BaseException as error:
+        await asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 def _is_retryable(error: Exception) -> bool:
