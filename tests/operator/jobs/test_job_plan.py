@@ -238,6 +238,13 @@ def test_plans_thousands_of_workers_without_capacity_quickly() -> None:
     assert time.process_time() - started < 0.5
 
 
+def test_plans_thousands_of_pending_jobs_quickly() -> None:
+    jobs = [job(f"j{number}", revision=f"r{number}") for number in range(3_000)]
+    started = time.process_time()
+    plan_jobs(jobs, [worker(f"w{number}", f"j{number}") for number in range(8)], free_capacity(0, of=8), NOW)
+    assert time.process_time() - started < 1.5
+
+
 @given(
     wishes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0.2, 0.5, 1.0, 2.0])), max_size=6),
     cores=st.floats(0, 8),

@@ -143,7 +143,7 @@ def plan_jobs(
     """Return the next actions. `jobs` are the unfinished jobs, the oldest first; `capacity` is what is free now."""
     everyone = list(workers)
     staying = [worker for worker in everyone if not worker.is_leaving]
-    future = _after(capacity, (worker for worker in everyone if worker.is_leaving))
+    future = capacity.release(*(worker.spec for worker in everyone if worker.is_leaving))
     return _JobPlan(now, capacity, future, staying, is_first=not everyone).decide(jobs)
 
 
@@ -158,24 +158,30 @@ class _JobPlan:
     is_first: bool  #: no worker runs or is about to start
     waits: bool = False  #: capacity is reserved for a job that waits for it
     actions: list[JobAction] = field(default_factory=list)
-    assigned: dict[str, list[JobWorkerState]] = field(default_factory=dict)  #: workers of each job, the oldest first
+    busy: list[tuple[int, list[JobWorkerState]]] = field(default_factory=list)  #: rank and workers of jobs with some
+    ranks: dict[str, int] = field(default_factory=dict)  #: of the jobs by age, 0 for the oldest
     free: list[JobWorkerState] = field(default_factory=list)  #: workers whose job is over
+    first_served: int = 0  #: rank of the oldest job with a worker
     sizes: dict[str, int] = field(default_factory=dict)  #: workers of each job, with those that this plan adds
 
     def decide(self, jobs: Sequence[PlannedJob]) -> list[JobAction]:
         staying = [job for job in jobs if not self._ends(job)]
-        self.assigned = {job.record.id: [] for job in staying}
+        assigned: dict[str, list[JobWorkerState]] = {job.record.id: [] for job in staying}
         for worker in self.workers:
-            self.assigned.get(worker.job_id or "", self.free).append(worker)
-        self.sizes = {job_id: len(members) for job_id, members in self.assigned.items()}
+            assigned.get(worker.job_id or "", self.free).append(worker)
+        self.sizes = {job_id: len(members) for job_id, members in assigned.items()}
+        self.ranks = {job_id: rank for rank, job_id in enumerate(assigned)}
+        self.busy = [(self.ranks[job_id], members) for job_id, members in assigned.items() if members]
+        self.first_served = min((rank for rank, _ in self.busy), default=len(staying))
         round_number, pending = 1, staying
         # A job that gets no worker in one round would get none in the next.
         while pending := [
             job for job in pending if round_number - 1 <= self.sizes[job.record.id] and round_number <= job.wanted
         ]:
             for job in pending:
-                if self.sizes[job.record.id] < round_number:
-                    self.sizes[job.record.id] += self._add_worker(job)
+                if self.sizes[job.record.id] < round_number and self._add_worker(job):
+                    self.sizes[job.record.id] += 1
+                    self.first_served = min(self.first_served, self.ranks[job.record.id])
             round_number += 1
         for job in staying:
             self._set_message(job)
@@ -212,36 +218,36 @@ class _JobPlan:
     def _end(self, record: JobRecord, status: JobStatus, message: str, traceback: str = "") -> None:
         self.actions.append(EndJob(record.id, status, message, traceback))
 
-    def _add_worker(self, job: PlannedJob) -> int:
-        """Give a job one more worker; return the number of workers added, 0 or 1."""
+    def _add_worker(self, job: PlannedJob) -> bool:
+        """Give a job one more worker. Return whether it got one."""
         record = job.record
         fitting = next((worker for worker in self.free if _can_run(worker, record)), None)
         if fitting is not None:
             self.free.remove(fitting)
             self.actions.append(AssignWorker(fitting.spec.id, record.id))
-            return 1
+            return True
         if not job.is_prepared:
-            return 0
+            return False
         if self._available.fits(job.compute) and (self.is_first or self.future.fits(job.compute)):
             self.is_first = False
             self.capacity, self.future = self.capacity.reserve(job.compute), self.future.reserve(job.compute)
             self.actions.append(StartWorker(record.id))
-            return 1
+            return True
         if not self.sizes[record.id]:
             self._wait(job)
-        return 0
+        return False
 
     def _wait(self, job: PlannedJob) -> None:
         """Reserve capacity for a job without any worker if no older job must end first, and stop workers for it."""
-        spare = [worker for members in self.assigned.values() for worker in members[1:]]
-        is_spared = _after(self.future, [*self.free, *spare]).fits(job.compute)
+        spare = [worker for _, members in self.busy for worker in members[1:]]
+        is_spared = self._without([*self.free, *spare]).fits(job.compute)
         if not is_spared and not self._waits_for_younger(job):
             return
         for worker in list(self.free):
             self._stop_for(job, worker, self.free, 0.0)
         if is_spared:
-            members = sorted(self.assigned.values(), key=len, reverse=True)
-            lending = [each for each in members if each[1:] and self.future.gains(job.compute, each[-1].spec)]
+            largest = sorted((members for _, members in self.busy), key=len, reverse=True)
+            lending = [each for each in largest if each[1:] and self.future.gains(job.compute, each[-1].spec)]
             for each in lending[:1]:
                 self._stop_for(job, each[-1], each, YIELD_DRAIN_S)
         self.future = self.future.reserve(job.compute)
@@ -249,14 +255,15 @@ class _JobPlan:
 
     def _waits_for_younger(self, job: PlannedJob) -> bool:
         """Return whether a job could start once the workers of all younger jobs had ended."""
-        names = list(self.assigned)
-        older, younger = names[: names.index(job.record.id)], names[names.index(job.record.id) :]
-        spare = [worker for name in older for worker in self.assigned[name][1:]]
-        others = [worker for name in younger for worker in self.assigned[name]]
-        future = _after(self.future, [*self.free, *spare, *others])
-        if not self.waits and not any(self.sizes[name] for name in older):
+        rank = self.ranks[job.record.id]
+        others = [worker for each, members in self.busy for worker in (members[1:] if each < rank else members)]
+        future = self._without([*self.free, *others])
+        if not self.waits and rank <= self.first_served:
             future = future.with_shared_cores  # it will be the only worker
         return future.fits(job.compute)
+
+    def _without(self, workers: Iterable[JobWorkerState]) -> MachineCapacity:
+        return self.future.release(*(worker.spec for worker in workers))
 
     def _stop_for(self, job: PlannedJob, worker: JobWorkerState, members: list[JobWorkerState], drain_s: float) -> None:
         """Stop a worker if it holds what a job lacks; the job gets that once the worker has ended."""
@@ -283,13 +290,6 @@ class _JobPlan:
             self.actions.append(StopWorker(worker.spec.id))
         elif worker.job_id is not None:
             self.actions.append(AssignWorker(worker.spec.id, None))
-
-
-def _after(capacity: MachineCapacity, ended: Iterable[JobWorkerState]) -> MachineCapacity:
-    """Return the capacity after workers have ended."""
-    for worker in ended:
-        capacity = capacity.release(worker.spec)
-    return capacity
 
 
 def _can_run(worker: JobWorkerState, job: JobRecord) -> bool:

@@ -48,9 +48,10 @@ class DeviceCapacity:
         """Return the capacity after one more replica starts."""
         return replace(self, gpus=self.gpus - compute.gpu, chips=self.chips - compute.inf)
 
-    def release(self, spec: ReplicaSpec) -> DeviceCapacity:
-        """Return the capacity after a replica ends."""
-        return replace(self, gpus=self.gpus + len(spec.gpu_ids), chips=self.chips + len(spec.inf_ids))
+    def release(self, *specs: ReplicaSpec) -> DeviceCapacity:
+        """Return the capacity after replicas end."""
+        gpus, chips = sum(len(spec.gpu_ids) for spec in specs), sum(len(spec.inf_ids) for spec in specs)
+        return replace(self, gpus=self.gpus + gpus, chips=self.chips + chips)
 
     def shortage(self, compute: Compute) -> str:
         """Describe the devices that one more replica would lack; empty if it fits."""
@@ -118,13 +119,13 @@ class MachineCapacity:
             devices=self.devices.reserve(compute),
         )
 
-    def release(self, spec: ReplicaSpec) -> MachineCapacity:
-        """Return the capacity after a job worker ends."""
+    def release(self, *specs: ReplicaSpec) -> MachineCapacity:
+        """Return the capacity after job workers end."""
         return replace(
             self,
-            cores=self.cores + spec.cpu,
-            memory_bytes=self.memory_bytes + spec.mem_bytes,
-            devices=self.devices.release(spec),
+            cores=self.cores + sum(spec.cpu for spec in specs),
+            memory_bytes=self.memory_bytes + sum(spec.mem_bytes for spec in specs),
+            devices=self.devices.release(*specs),
         )
 
     def shortage(self, compute: Compute) -> str:
