@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +57,35 @@ def ending_forks(call: Callable[P, T]) -> Callable[P, T]:
             end_if_forked(parent)
 
     return guarded
+
+
+@types.coroutine
+def await_ending_forks(awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
+    """Await user code, as `await awaitable`; children that it forks end when it returns, raises or waits.
+
+    They would run the event loop otherwise, which shares its sockets with that of the parent.
+    """
+    parent, steps = _process_id, awaitable.__await__()
+    value: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            if error is not None:
+                waits_for = steps.throw(error)
+            else:
+                waits_for = next(steps) if value is None else steps.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            end_if_forked(parent)
+            value = error = None  # an exception that is kept here would refer to itself by its traceback
+        try:
+            value = yield waits_for
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as thrown:
+            error = thrown
 
 
 def _after_fork() -> None:

@@ -29,7 +29,7 @@ LEAVING = """
         return "child"
 """
 METHODS = """
-    import concurrent.futures, multiprocessing, threading
+    import asyncio, concurrent.futures, multiprocessing, threading
     import cortex
 
     class Result(dict):
@@ -46,7 +46,10 @@ METHODS = """
             return leave(payload)
 
         async def handle_put(self, payload):
-            return leave(payload)
+            found = leave(payload)
+            await asyncio.sleep(0.01)
+            assert found == "parent"
+            return found
 
         def handle_v2(self, inputs, parameters):
             leave(parameters["how"])

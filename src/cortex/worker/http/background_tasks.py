@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 from cortex.predictor.tracebacks import format_user_traceback
-from cortex.predictor.user_forks import end_if_forked, ending_forks, process_id
+from cortex.predictor.user_forks import await_ending_forks, ending_forks
 from cortex.worker.monitoring.request_log import write_log
 
 
@@ -45,11 +45,7 @@ class BackgroundTasks:
 
 async def contain_exit(awaitable: Awaitable[Any]) -> Any:
     """Await user code and turn `SystemExit` and the like into a RuntimeError, which does not end the event loop."""
-    parent = process_id()
     try:
-        try:
-            return await awaitable
-        finally:
-            end_if_forked(parent)
+        return await await_ending_forks(awaitable)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         raise RuntimeError(f"{type(error).__name__} was raised") from error

@@ -25,7 +25,7 @@ from cortex.predictor.binding import BoundMethod, result_kind
 from cortex.predictor.interface import BATCH_KEY
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe
-from cortex.predictor.user_forks import end_if_forked, process_id
+from cortex.predictor.user_forks import await_ending_forks, end_if_forked, process_id
 from cortex.worker.http.cancellation import CLIENTS
 from cortex.worker.http.connection import Connection
 from cortex.worker.monitoring.metrics import BatchRecorder
@@ -350,7 +350,7 @@ class RequestBatcher:
                 while awaited is not None:
                     members = awaited.members
                     try:
-                        self._caller.finish(batch, members, await awaited.value)
+                        self._caller.finish(batch, members, await await_ending_forks(awaited.value))
                     except BaseException as error:  # the edge of the user's code
                         if isinstance(error, asyncio.CancelledError) and limit.expired():
                             raise

@@ -28,7 +28,7 @@ from cortex.payloads.inference_protocol import JSON_LENGTH_HEADER
 from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
-from cortex.predictor.user_forks import end_if_forked, process_id
+from cortex.predictor.user_forks import await_ending_forks
 from cortex.worker.http.background_tasks import BackgroundTasks
 from cortex.worker.http.connection import Connection, ConnectionPool, Header
 from cortex.worker.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
@@ -88,7 +88,6 @@ class MethodServer:
         self.configure(spec.limits)
         if tracker is None and spec.metrics_dir:
             self.connections.answers_folder = Path(spec.metrics_dir)
-        self._pid = process_id()
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor, tracker)
@@ -357,10 +356,7 @@ class MethodServer:
     async def _await(self, connection: Connection, unfinished: UnfinishedCall, deadline_ns: int) -> Outcome:
         try:
             async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / _NS_PER_S) as limit:
-                try:
-                    result = await unfinished.value
-                finally:
-                    end_if_forked(self._pid)
+                result = await await_ending_forks(unfinished.value)
         except TimeoutError as error:
             if limit.expired():
                 return FailedCall(504, f"timed out after {self.timeout_s:g} s")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError, type_name
 from cortex.predictor.binding import BoundMethod
-from cortex.predictor.user_forks import end_if_forked, process_id
+from cortex.predictor.user_forks import await_ending_forks, end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.connection import BODILESS, Connection, Header
 from cortex.worker.http.streaming_connection import declared_length
@@ -116,12 +116,10 @@ class ResponseStream:
             while not self._connection.is_abandoned:
                 async with asyncio.timeout(self._timeout_s):
                     try:
-                        chunk = await anext(iterator)
+                        chunk = await await_ending_forks(iterator.__anext__())
                     except StopAsyncIteration:
-                        end_if_forked(self._pid)
                         self._end()
                         return
-                    end_if_forked(self._pid)
                 self._write(chunk, encode_chunk(chunk))
                 if not self._is_writable:
                     lend(True)
