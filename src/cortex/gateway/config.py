@@ -34,9 +34,9 @@ When a replica starts, the operator adds a server by command; the Lua loop sees 
 Its response travels back through the first pass. If the client disconnects, the first pass closes the connection to
 `cortex-hold`, which ends the second pass. Requests that find a server skip all of this.
 
-**Requests are refused before their body is complete**, for example because a key is missing. HAProxy closes a connection
-whose request is not complete with the response, and a client that still sends would see a reset. So such a request goes
-to a server, `cortex-refusals`, which is a frontend of the gateway: it responds, and receives the rest of the body
+**Requests are refused before their body is complete**, such as without a key. HAProxy closes a connection whose request
+is not complete with the response, and a client that still sends would see a reset. So such a request goes to a server,
+`cortex-refusals`, which is a frontend of the gateway: it responds, and receives the rest of the body
 within the limits in `gateway.lua`. Refusals of complete requests are answered at once.
 
 **After a reload** the old worker finishes its requests, but commands can't add or remove its servers any more. It must
