@@ -151,3 +151,18 @@ async def test_a_refused_request_is_received_for_a_bounded_time_and_size(
 
         await eventually(is_closed)
         assert (await ask(w.port, "/livez")).status == 200
+
+
+async def test_refusals_are_in_the_access_log(home: Home) -> None:
+    async with world(home) as w:
+        limited = backend("limited", await w.server("a"), max_body_bytes=1000, access_log=True)
+        await w.gateway.startup(table(limited))
+        assert (await ask(w.port, "/limited", "POST", b"x" * 2_000_000)).status == 413
+        assert (await ask(w.port, "/limited", long="x" * 70_000)).status == 431
+        file = home.logs_dir / "access.log"
+
+        async def are_logged() -> bool:
+            complete = file.read_text().rpartition("\n")[0].splitlines()
+            return sorted(json.loads(line)["status"] for line in complete) == [413, 431]
+
+        await eventually(are_logged)
