@@ -268,7 +268,7 @@ class Call:
         if client_ns is not None and now_ns >= client_ns:
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the client has passed")
         elif now_ns >= self._deadline_ns and self._is_ended_here:
-            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            if self._is_suspended:
                 self._end_slow_client()
                 return
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
@@ -451,8 +451,10 @@ class Call:
             data = self._encode(result)
             self._send(data)
             if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                self._is_suspended = True
                 self._connection.wait_for_client(True)
                 await self._connection.flushed()
+                self._is_suspended = False
                 self._extend()
                 self._connection.wait_for_client(False)
 
