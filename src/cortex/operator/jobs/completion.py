@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
-from cortex.config.schema import Api
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
 from cortex.home import Home
@@ -124,7 +123,8 @@ class JobCompletion:
     async def _write_results(self, job: JobRecord) -> None:
         if job.options.output is None:
             return
-        folders = Api.read_stored(job.origin.spec).networking.local_paths or ()
+        # Not the whole spec, which another version may have written.
+        folders = json.loads(job.origin.spec).get("networking", {}).get("local_paths") or ()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await write_results(self._store, job, self._environ, folders)
