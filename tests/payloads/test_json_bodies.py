@@ -73,3 +73,9 @@ def test_other_values_are_those_of_orjson(text: str) -> None:
 def test_numbers_do_not_make_invalid_json_valid(text: str) -> None:
     with pytest.raises(orjson.JSONDecodeError):
         parse_json(text.encode())
+
+
+def test_a_value_that_nothing_can_write_is_a_value_error() -> None:
+    value = parse_json(b"[" * 1020 + b"]" * 1020)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        dump_json(value)

@@ -43,7 +43,10 @@ def dump_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # whole numbers beyond 64 bits, or nested more deeply than it writes
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except RecursionError:
+            raise ValueError("the value is nested too deeply to be written as JSON") from None
 
 
 def _with_exact(value: Any, body: bytes) -> Any:

@@ -235,7 +235,7 @@ def test_short_and_long_exchanges_are_written_in_the_order_of_their_ends(tmp_pat
 
 @pytest.mark.parametrize("padding", [b"", b" " * len(LONG)], ids=["short", "long"])
 def test_a_value_that_cannot_be_written_is_counted_and_stops_nothing(tmp_path: Path, padding: bytes) -> None:
-    deep = b"[" * 600 + b"\n" + padding + b"]" * 600  # read by orjson, but not written
+    deep = b"[" * 1020 + b"\n" + padding + b"]" * 1020  # read by orjson, but written by nothing
     with running(tmp_path) as (client, count):
         client.send(deep, 1)
         client.send(b"{}", 2)
