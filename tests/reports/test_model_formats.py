@@ -51,3 +51,16 @@ def test_a_hostile_model_is_refused_when_it_is_served_and_when_it_arrives(
         assert cortex.post("/t", [10]).json == [11]
     finally:
         cortex.clear()
+
+
+@pytest.mark.parametrize("auth", ["none", "api_key"])
+def test_a_deploy_prints_a_request_for_a_model_and_sends_none(cortex: Installation, tmp_path: Path, auth: str) -> None:
+    models = write(tmp_path / "models" / "1", dict(onnx_model(1))).parent
+    config = CONFIG.replace("FOLDER", str(models)) + f"      networking: {{auth: {auth}}}\n"
+    try:
+        done = cortex.cortex("deploy", write_project(tmp_path / "project", "", config))
+        assert '{"instances": [0]}' in done.stdout
+        assert ("X-API-Key" in done.stdout) == (auth == "api_key")
+        assert set(cortex.get("t")["metrics"]["requests"].values()) == {0}
+    finally:
+        cortex.clear()

@@ -6,42 +6,16 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from cortex.payloads.signature import example_row
 
-if TYPE_CHECKING:
-    from cortex.client.client import Client
-
 Json = dict[str, Any]
 
-_TIMEOUT_S = 10.0
 #: Values of a row that a request shows; longer rows, such as images, are described.
 _MAX_VALUES = 50
 _MAX_MODELS = 3
-
-
-def describe_models(api: Json, client: Client) -> list[Json]:
-    """Return what an API without code says of its models; none if it can't be asked."""
-    handler, networking = api["spec"].get("handler") or {}, api["spec"].get("networking") or {}
-    has_code = handler.get("path", "") is not None or handler["interface"] != "handler"
-    if has_code or handler["type"] == "command" or networking.get("auth") == "api_key":
-        return []
-    from cortex.client.transport import open_response, read  # noqa: PLC0415 - few commands need it
-
-    try:
-        trust = client.environment.connect().trust
-        connection, response = open_response("GET", api["endpoint"], None, {}, _TIMEOUT_S, trust)
-        try:
-            described = json.loads(read(response).body)
-        finally:
-            connection.close()
-    except (OSError, HTTPException, ValueError):
-        return []
-    models = described.get("models", []) if isinstance(described, dict) else []
-    return [model for model in models if "inputs" in model]
 
 
 def model_lines(model: Json) -> list[str]:

@@ -33,7 +33,7 @@ def sample_request(
     """
     spec = api["spec"]
     certificates = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
-    key = ' -H "X-API-Key: $CORTEX_API_KEY"' if spec.get("networking", {}).get("auth") == "api_key" else ""
+    key = key_option(api)
     url = f"{certificates} {shlex.quote(api['endpoint'])}{key}"
     handler = spec.get("handler") or {}
     if handler.get("type") in (*APPLICATION_TYPES, "command"):  # each decides for itself which paths it answers
@@ -154,3 +154,9 @@ def _routes(spec: dict[str, Any], text: str | None) -> list[Route]:
 def _row_key(spec: dict[str, Any]) -> tuple[str, str, bool, str]:
     handler = spec["handler"]
     return handler["interface"], handler["type"], handler.get("models") is not None, spec["kind"]
+
+
+def key_option(api: dict[str, Any]) -> str:
+    """Return the option of curl with the caller's key, if an API requires one."""
+    needs_key = api["spec"].get("networking", {}).get("auth") == "api_key"
+    return ' -H "X-API-Key: $CORTEX_API_KEY"' if needs_key else ""

@@ -167,7 +167,7 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "networking.local_paths": (
             "BatchAPI only: folders on the operator's machine that submissions through the endpoint may read "
             "and write, because the endpoint requires no operator token. `cortex submit` and the Python "
-            "client may use any folder"
+            "client may use any folder. Symbolic links in such a folder that lead out of it are errors"
         ),
         "compute.cpu": "cores",
         "compute.mem": "memory",

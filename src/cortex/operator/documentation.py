@@ -16,6 +16,7 @@ from cortex.errors import NotFoundError
 from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.signatures import Signatures
+from cortex.payloads.inference_protocol import model_document
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
 from cortex.payloads.openapi.inference import row_of_zeros
@@ -55,6 +56,20 @@ class Documentation:
         described = [self._describe(record) for record in records if record.spec.networking.docs]
         # On a thread: it takes a millisecond per API.
         return await asyncio.to_thread(common_document, described, gateway_url, __version__)
+
+    def models_without_code(self, record: ApiRecord) -> list[Json]:
+        """Return the metadata of each model that an API without code serves, with `found`: its format, and why.
+
+        Raises: DatabaseUnavailableError.
+        """
+        revision = record.serving or record.target
+        handler = revision.spec.handler
+        has_code = handler is None or handler.path is not None or handler.models is None
+        if has_code or handler.interface != "handler":
+            return []
+        signature = self._signatures.of(revision)
+        models = signature.models if signature is not None else ()
+        return [{**model_document(model.name, model, ()), "found": model.description} for model in models]
 
     def _record(self, name: str) -> ApiRecord:
         record = self._apis.get(name)

@@ -286,6 +286,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "canary": services.trials.describe(record),
         "scaling_shortage": services.autoscaler.shortage(record),
         "models": models,
+        "models_without_code": services.documentation.models_without_code(record),
         "realtime_model_metadata": as_metadata(models) if models else None,
         "last_updated": record.updated_at.isoformat(),
         "api_versions": [

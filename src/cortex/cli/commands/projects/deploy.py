@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
-from cortex.cli.model_request import describe_models, model_requests
+from cortex.cli.model_request import model_requests
 from cortex.cli.output import Json, located
 from cortex.cli.rollout import report_failure, show_docs, show_result, wait
 from cortex.cli.session import Session
@@ -133,7 +133,7 @@ def ca_option(client: Client, session: Session) -> str:
 
 
 def _report_live(api: Json, folder: Path, seconds: float, client: Client, session: Session) -> None:
-    from cortex.cli.sample_request import sample_request  # noqa: PLC0415 - takes time, in which an operator can start
+    from cortex.cli.sample_request import key_option, sample_request  # noqa: PLC0415 - takes time, in which an operator can start
 
     console = session.console
     name, endpoint = api["spec"]["name"], api["endpoint"]
@@ -149,8 +149,8 @@ def _report_live(api: Json, folder: Path, seconds: float, client: Client, sessio
         given = f" {shlex.quote(str(job))}" if job.is_file() else submission
         console.line(f"  cortex submit {name}{given} --watch")
         return
-    models, options = describe_models(api, client), ca_option(client, session)
-    lines = model_requests(models, endpoint, options) or sample_request(
+    models = api.get("models_without_code") or []  # operators of older versions lack it
+    lines = model_requests(models, endpoint, ca_option(client, session) + key_option(api)) or sample_request(
         api, folder, _ca_file(client, session), lambda: _document(name, client)
     )
     for line in lines:

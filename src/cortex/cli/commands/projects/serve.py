@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.cli.commands.projects.deploy import ca_option, upload
-from cortex.cli.model_request import describe_models, model_lines, model_request
+from cortex.cli.model_request import model_lines, model_request
 from cortex.cli.rollout import report_failure, show_docs, wait
 from cortex.cli.session import Session
 from cortex.client.client import Client
@@ -143,7 +143,7 @@ def _message(message: str, fix: str) -> str:
 
 def _report(api: Json, seconds: float, detection: Detection | None, client: Client, session: Session) -> None:
     console, name = session.console, api["spec"]["name"]
-    models = describe_models(api, client)
+    models = api.get("models_without_code") or []  # operators of older versions lack it
     if detection is None:
         for model in models:
             console.line(model["found"])
