@@ -222,7 +222,7 @@ def test_masks_the_values_of_environment_variables(operator: RunningOperator) ->
     answer = operator.wait("secretive")
     assert answer["spec"]["handler"]["env"] == {"KEY": "********"}
     assert answer["api_versions"][0]["api_id"] == answer["api_id"]
-    assert set(answer["metrics"]) == {"requests", "in_flight", "queued", "average_ms"}
+    assert set(answer["metrics"]) == {"requests", "aborted", "in_flight", "queued", "average_ms"}
     assert [item["spec"]["name"] for item in operator.call("GET", "/v1/apis")[1]] == ["secretive"]
     assert "swordfish" not in (operator.home.logs_dir / "operator.log").read_text()
     (replica,) = [item for item in operator.replicas() if item["api"] == "secretive"]
