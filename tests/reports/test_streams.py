@@ -161,14 +161,14 @@ def _slow(name: str, source: str, config: str = _REALTIME, path: str = "/t") -> 
 _SLOW_CLIENTS = [
     _slow("a generator", _class("def", 'yield from endless() if payload["n"] else "0"')),
     _slow("a file", _class("async def", 'return FileResponse("big.bin") if payload["n"] else "0"')),
+]
+_MORE_SLOW_CLIENTS = [
     _slow(
         "a WSGI application",
         _WSGI,
         _APPLICATION.replace("asgi", "wsgi").replace("app: app", "app: app, threads_per_process: 2"),
     ),
     _slow("a gRPC stream", _SERVICE.replace("KIND", "def"), _GRPC, "/t.T/Count"),
-]
-_MORE_SLOW_CLIENTS = [
     _slow("an async generator", _class("async def", 'for chunk in endless() if payload["n"] else "0": yield chunk')),
     _slow("a stream of starlette", _class("def", 'return StreamingResponse(endless() if payload["n"] else "0")')),
     _slow("an ASGI application", _ASGI, _APPLICATION),
@@ -272,14 +272,14 @@ def until_the_client_left(api: ReportedApi) -> object:
 _BROKEN = [
     _broken("a generator that raises an exception", _method('yield from breaking("raise")')),
     _broken("a process that dies during a stream", _method('yield from breaking("exit")')),
+]
+_MORE_BROKEN = [
     _broken("a WSGI application that breaks off", _BREAKING_WSGI, _APPLICATION.replace("asgi", "wsgi")),
     _broken(
         "a server of a command that breaks off",
         _BREAKING_SERVER.replace("END", "self.close_connection = True"),
         _COMMAND,
     ),
-]
-_MORE_BROKEN = [
     _broken("a generator that is late", _method('yield from breaking("late")')),
     _broken("an async generator that raises", _method('return StreamingResponse(breaking_async("raise"))')),
     _broken("a file that becomes shorter", _method("return cut()")),

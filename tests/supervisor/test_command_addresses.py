@@ -107,8 +107,7 @@ def ask(replica: Replica) -> Answer:
     return replica.request(path="/own/x", method="GET", headers=FROM_GATEWAY | {"x-cortex-endpoint": "/own"})
 
 
-@pytest.mark.parametrize("readiness", [None, "/health"])
-@pytest.mark.parametrize(("theirs", "ours"), [("::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+@pytest.mark.parametrize(("readiness", "theirs", "ours"), [(None, "::1", "127.0.0.1"), ("/health", "127.0.0.1", "::1")])
 def test_a_program_that_listens_at_the_port_before_the_command_gets_nothing(
     theirs: str, ours: str, readiness: str | None
 ) -> None:
