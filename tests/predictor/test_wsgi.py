@@ -104,3 +104,25 @@ def _read(
     scope["headers"] = [] if environ is None else [(b"transfer-encoding", b"chunked")]
     asyncio.run(as_asgi(app, "wsgi", 1)(scope, receive, send))
     return result
+
+
+def test_a_response_is_closed_once_its_last_part_is_sent() -> None:
+    events: list[Any] = []
+
+    class Parts(list[bytes]):
+        def close(self) -> None:
+            events.append("closed")
+
+    def application(environ: dict[str, Any], start_response: Any) -> Parts:
+        start_response("200 OK", [])
+        return Parts([b"one", b"two"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        events.append(message.get("body", b"head"))
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
+    asyncio.run(as_asgi(application, "wsgi", 1)({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
+    assert events == [b"head", b"one", b"two", b"", "closed"]

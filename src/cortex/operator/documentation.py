@@ -58,16 +58,13 @@ class Documentation:
         return await asyncio.to_thread(common_document, described, gateway_url, __version__)
 
     def models_without_code(self, record: ApiRecord) -> list[Json]:
-        """Return the metadata of each model that an API without code serves, with `found`: its format, and why.
-
-        Raises: DatabaseUnavailableError.
-        """
+        """Return the metadata of each model that an API without code serves, with `found`: its format, and why."""
         revision = record.serving or record.target
         handler = revision.spec.handler
         has_code = handler is None or handler.path is not None or handler.models is None
         if has_code or handler.interface != "handler":
             return []
-        signature = self._signatures.of(revision)
+        signature = self._signatures.in_memory(revision)
         models = signature.models if signature is not None else ()
         return [{**model_document(model.name, model, ()), "found": model.description} for model in models]
 

@@ -10,7 +10,7 @@ import asyncio
 import io
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from a2wsgi import WSGIMiddleware
@@ -27,7 +27,7 @@ _MEMORY_BYTES = 1024 * 1024
 def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[None]]:
     """Return a WSGI application as an ASGI application that runs on `threads` threads."""
 
-    def call(environ: Any, start_response: Any) -> Iterator[Any]:
+    def call(environ: Any, start_response: Any) -> _Response:
         parent = process_id()
         environ["wsgi.input"], file = environ["asgi.scope"][_BODY]
         if environ.pop("HTTP_TRANSFER_ENCODING", None) is not None:  # frameworks read no more than CONTENT_LENGTH
@@ -40,17 +40,9 @@ def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[
             end_if_forked(parent)
             return start_response(*arguments)
 
-        client = environ["asgi.scope"][_CLIENT]
-        chunks = None
         try:
-            chunks = app(environ, start)
-            for chunk in chunks:
-                end_if_forked(parent)
-                yield chunk
-                if client.error is not None:
-                    raise client.error
+            return _Response(app(environ, start), environ["asgi.scope"][_CLIENT], parent)
         finally:
-            getattr(chunks, "close", lambda: None)()
             end_if_forked(parent)
 
     wsgi: Any = WSGIMiddleware(call, workers=threads)
@@ -85,6 +77,33 @@ class _Client:
                 await self._send(message)
             except Exception as error:  # raised for the thread of the application
                 self.error = error
+
+
+class _Response:
+    """The body of a response. a2wsgi closes it once its last part is sent: work after the response delays nothing."""
+
+    def __init__(self, parts: Iterable[bytes], client: _Client, parent: int) -> None:
+        self._parts = parts
+        self._client = client
+        self._parent = parent
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the parts, until one can't be sent. Raises: what `send` raised."""
+        try:
+            for part in self._parts:
+                end_if_forked(self._parent)
+                yield part
+                if self._client.error is not None:
+                    raise self._client.error
+        finally:
+            end_if_forked(self._parent)
+
+    def close(self) -> None:
+        """Close the response of the application."""
+        try:
+            getattr(self._parts, "close", lambda: None)()
+        finally:
+            end_if_forked(self._parent)
 
 
 class _RequestBody(io.RawIOBase):

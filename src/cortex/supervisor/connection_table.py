@@ -273,7 +273,7 @@ class ConnectionTable:
             self.failed_requests.append(request_id)
         try:
             if state is not ConnectionState.ANSWERING:
-                connection.sock.send(self._response(connection, index, status, message, request_id))
+                connection.sock.send(self._response(connection, index, state, status, message, request_id))
             connection.sock.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # the client is gone
@@ -287,8 +287,15 @@ class ConnectionTable:
         else:
             self._on_end(None if state in _BEGUN else status)
 
-    def _response(self, connection: OpenConnection, index: int, status: int, message: str, request_id: str) -> bytes:
-        state = self.shared_state.state(index)
+    def _response(
+        self,
+        connection: OpenConnection,
+        index: int,
+        state: ConnectionState,
+        status: int,
+        message: str,
+        request_id: str,
+    ) -> bytes:
         if state is ConnectionState.UPGRADED:
             return close_frame(message)
         if state is ConnectionState.STREAMING:

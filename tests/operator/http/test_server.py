@@ -62,6 +62,17 @@ async def test_a_client_that_half_closes_is_disconnected_after_a_while(monkeypat
         writer.close()
 
 
+async def test_a_client_that_ends_in_the_middle_of_its_body_is_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HALF_CLOSED_S", 100 * PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST[:-1])
+        writer.write_eof()
+        assert await reader.read() == b""
+        answers.set()
+        writer.close()
+
+
 def test_connections_to_the_port_send_without_delay() -> None:
     with listen(OperatorSettings(operator_port=free_port())) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # of which asyncio makes TCP_NODELAY

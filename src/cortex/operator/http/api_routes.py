@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from cortex.config.masking import mask_change, mask_spec
 from cortex.config.schema import Api
-from cortex.errors import GatewayError, InputError, NotFoundError, with_article
+from cortex.errors import DatabaseUnavailableError, GatewayError, InputError, NotFoundError, with_article
 from cortex.jobs.http.view import status_json
 from cortex.jobs.intake.request_body import read_body
 from cortex.lifecycle import ApiKind
@@ -254,7 +254,11 @@ async def _metrics(services: Services, records: list[ApiRecord]) -> dict[str, Js
     except GatewayError as error:
         _logger.warning("gateway statistics are unavailable", error=error)
         return {}
-    aborted = await services.metrics.aborted(record.name for record in records if record.spec.kind is ApiKind.REALTIME)
+    realtime = [record.name for record in records if record.spec.kind is ApiKind.REALTIME]
+    try:
+        aborted = await services.metrics.aborted(realtime)
+    except DatabaseUnavailableError:
+        aborted = {}
     return {
         name: {
             "requests": {f"{kind}xx": api.responses.get(kind, 0) for kind in range(1, 6)},

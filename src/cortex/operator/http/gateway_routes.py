@@ -77,7 +77,7 @@ class GatewayRoutes(ABC):
                 message = {"type": "http.response.body"}
             await send(message)
 
-        await response(scope, receive, send_and_drain)
+        await response(scope, body.receive, send_and_drain)
 
     def _error(self, request: Request, error: CortexError) -> Response:
         response = self._error_response(request, error)

@@ -61,7 +61,8 @@ class _Protocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open for a response. TLS can't be half-closed in asyncio."""
-        if self.cycle is None or self.cycle.response_complete or self.scheme == "https":
+        is_answerable = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if not is_answerable or self.scheme == "https":
             return False
         self.cycle.keep_alive = False
         self.loop.call_later(HALF_CLOSED_S, self.transport.close)

@@ -108,8 +108,8 @@ class HttpCall:
                 await self._changed.wait()
             finally:
                 self._changed = None
-            if not self._is_read:
-                self._on_wait(False)
+                if not self._is_read:
+                    self._on_wait(False)
         return _DISCONNECT
 
     async def send(self, message: Message) -> None:
@@ -133,8 +133,10 @@ class HttpCall:
         self._write(bytes(message.get("body", b"")), message.get("more_body", False))
         if not self.is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
             self._on_wait(True)
-            await self._connection.flushed()
-            self._on_wait(False)
+            try:
+                await self._connection.flushed()
+            finally:
+                self._on_wait(False)
 
     def _start(self, status: int, headers: tuple[Header, ...]) -> None:
         """Send the head at the next turn of the event loop.

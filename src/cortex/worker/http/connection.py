@@ -443,7 +443,8 @@ class Connection:
 
         To the supervisor it is then as a response that is complete: it has no deadline, and its call slot is lent.
         """
-        self._shared.set_state(self.index, _DRAINING if waits else self._state)
+        if self._state in _IN_CALL:  # else the response is complete, or was cut off
+            self._shared.set_state(self.index, _DRAINING if waits else self._state)
 
     def call_over(self) -> None:
         """Note that user code has finished with the request, which the client may have abandoned meanwhile."""
@@ -929,6 +930,7 @@ class Connection:
         self._set_state(ConnectionState.LINGERING)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
+        self.resume()
         self._loop.call_later(_LINGER_S, self.close)
 
 

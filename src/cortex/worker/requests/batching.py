@@ -431,6 +431,7 @@ class BatchCaller:
             try:
                 result = self._invoke(members)
                 if type(result) is not list and result_kind(result) == "async":
+                    end_if_forked(self._pid)
                     return AwaitedCall(members, result)
                 self.finish(batch, members, result)
             except BaseException as error:  # the edge of the user's code

@@ -68,6 +68,7 @@ class Runner:
         self._leaving = False
         self._done: deque[RunnerTask] = deque()
         self._wake_pending = False
+        self.is_switching = False  #: calls that were queued for the threads run while the loop does not
         self._is_loop_hidden = False
         self._inline_calls = 0
         self._has_tasks = has_tasks
@@ -189,10 +190,12 @@ class Runner:
             thread.join()
 
     def _run_rest(self) -> None:
+        self.is_switching = True
         while not self._tasks.empty():
             task = self._tasks.get()
             if task is not None:
                 task()
+        self.is_switching = False
 
     def _run_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -95,6 +95,7 @@ class MethodServer:
         self._loop = loop
         self._slots = slots
         self._running = 0
+        self._suspended = 0  #: generators that wait for slow clients
         self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
         self._background = BackgroundTasks(loop, spec.threads)
         self._batched = batched_method(spec, predictor)
@@ -268,7 +269,8 @@ class MethodServer:
     def _call_on_thread(self, connection: Connection, method: BoundMethod, deadline_ns: int) -> None:
         connection.started_ns = started_ns = time.monotonic_ns()
         outcome = self._caller.call(connection, method)
-        if isinstance(outcome, UnfinishedCall) and outcome.kind == "generator":
+        # The event loop sends the chunks of a generator: while the runner switches, none runs.
+        if isinstance(outcome, UnfinishedCall) and outcome.kind == "generator" and not self._runner.is_switching:
             self._stream_on_thread(connection, outcome)
             return
         duration_ns = time.monotonic_ns() - started_ns
@@ -276,7 +278,7 @@ class MethodServer:
 
     def _settle_from_thread(self, connection: Connection, outcome: Outcome, deadline_ns: int, duration_ns: int) -> None:
         self._settle(connection, outcome, deadline_ns)
-        self._runner.record(duration_ns, may_switch=self._running == 0)
+        self._runner.record(duration_ns, may_switch=self._running + self._suspended == 0)
 
     # Respond.
 
@@ -323,12 +325,14 @@ class MethodServer:
         self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, duration_ns: int
     ) -> None:
         self._runner.durations.record(duration_ns)
+        self._suspended += 1
         self._lend(True)
         self._loop.create_task(self._resume(connection, outcome, stream))
 
     async def _resume(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
         """Continue a generator on a thread once its client has read what was sent."""
         await stream.writable()
+        self._suspended -= 1
         self._lend(False)
         self._runner.require_threads()
         self._runner.submit(partial(self._continue_stream, connection, outcome, stream))
