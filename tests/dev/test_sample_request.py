@@ -55,9 +55,15 @@ def test_commands_of_other_kinds(tmp_path: Path) -> None:
     assert app == f"curl -X POST {URL}/predict"
 
 
-def test_a_sample_of_the_project_is_sent(tmp_path: Path) -> None:
-    (tmp_path / "sample.json").write_text("1")
-    assert command(tmp_path, f"{CLASS}    def handle_post(self, payload): return 1\n").endswith("-d @sample.json")
+@pytest.mark.parametrize(("start", "shown"), [("p q", "@sample.json"), (".", "'@p q/sample.json'")])
+def test_a_sample_of_the_project_is_sent_from_the_folder_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, shown: str
+) -> None:
+    project = tmp_path / "p q"
+    project.mkdir()
+    (project / "sample.json").write_text("1")
+    monkeypatch.chdir(tmp_path / start)
+    assert command(project, f"{CLASS}    def handle_post(self, payload): return 1\n").endswith(f"-d {shown}")
 
 
 def test_the_payload_is_of_the_type_that_the_method_annotates(tmp_path: Path) -> None:

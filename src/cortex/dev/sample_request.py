@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import time
 from http.client import HTTPConnection
@@ -58,7 +59,7 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
         shown = "" if verb == "GET" else f" -X {verb}"
         return f"curl{shown} {shlex.quote(target) if query else target}"
     if sample is not None:
-        data = shlex.quote(f"@{sample}")
+        data = shlex.quote(f"@{os.path.relpath(folder / sample)}")  # for the folder in which `cortex dev` was started
     else:
         data = _data(known, arguments)
     shown = "" if verb == "POST" else f" -X {verb}"
