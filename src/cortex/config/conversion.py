@@ -452,7 +452,9 @@ def _suggest(draft: Draft, section: str, key: str, node: Node) -> tuple[str, str
         return f'did you mean "{near}"?', prefix + near
     if meant := _find_moved_key(draft, section, key):
         parent, _, leaf = meant.rpartition(".")
-        return (f'write "{leaf}"' if parent == section else f'move it to "{meant}"'), meant
+        if parent == section:
+            return f'write "{leaf}"', meant
+        return (f'move it to "{meant}"' if parent else f'move it out of "{section}": write "{leaf}" beside it'), meant
     # A key that another generation has here, or that another system has, is not a misspelling.
     known = _without_separators(key) in KEYS_OF_OTHER_SYSTEMS or any(
         _translate_key(other, generation, section, key) in {*other.fields, *other.sections} for other in GENERATIONS

@@ -41,6 +41,9 @@ def sequence(name: str) -> Any:
 
 
 FLOATS = Value("x", TensorProto.FLOAT, [None])
+OPTIONAL = helper.make_value_info(
+    "o", helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [None]))
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,10 @@ FLOATS = Value("x", TensorProto.FLOAT, [None])
         (
             graph([FLOATS], [sequence("s")], [helper.make_node("SequenceConstruct", ["x"], ["s"])]),
             "has the output 's' of the type seq(tensor(float)),",
+        ),
+        (
+            graph([OPTIONAL], [FLOATS], [helper.make_node("OptionalGetElement", ["o"], ["x"])]),
+            "has the input 'o' of the type optional(tensor(float)),",
         ),
     ],
 )

@@ -129,8 +129,10 @@ class OnnxModel:
 
     def check_types(self) -> None:
         """Check that requests without code can run the model. Raises: ModelFormatError."""
-        for each in self.session.get_inputs():
-            if each.type not in _DATATYPES and not each.type.startswith("optional("):
+        inputs = self.session.get_inputs()
+        has_tensor = any(each.type in _DATATYPES for each in inputs)  # beside it, others may be left out
+        for each in inputs:
+            if each.type not in _DATATYPES and not (has_tensor and each.type.startswith("optional(")):
                 raise self._without_code("input", each)
         outputs = self.session.get_outputs()
         if outputs and not any(each.type in _DATATYPES or each.type in _MAPS for each in outputs):
