@@ -101,6 +101,8 @@ def is_refused(replica: Replica) -> bool:
         connection.connect()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # the listener was closed at this moment
+        return False
     connection.close()
     return False
 

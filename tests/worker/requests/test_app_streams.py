@@ -282,5 +282,32 @@ def test_clients_that_do_not_read_cost_other_requests_neither_thread_nor_call_sl
         while not received.endswith(b"0\r\n\r\n"):  # a client that goes on gets the rest
             received += stalled[0].recv(1 << 20)
         assert received.count(b"0000039\n") == 100_000
-        assert replica.status().processes[0].lent == 2
+        wait_until(lambda: replica.status().processes[0].lent == 2)
+        assert replica.status().processes[0].restarts == 0
+
+
+def test_a_generator_of_many_small_chunks_leaves_the_event_loop_time_for_others() -> None:
+    source = """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_get(self):
+                return "other"
+
+            def handle_post(self, payload):
+                for number in range(payload["n"]):
+                    yield b"x" * payload["size"]
+        """
+    with running_replica(source, timeout_s=5) as replica:
+        replica.wait_ready()
+        for count, size in ((60_000, 10), (20_000, 1_000)):
+            connection = replica.connection()
+            connection.request(
+                "POST", "/", json.dumps({"n": count, "size": size}), {"content-type": "application/json"}
+            )
+            response = connection.getresponse()
+            assert replica.request(method="GET").body == b"other"
+            assert len(response.read()) == count * size
+            connection.close()
         assert replica.status().processes[0].restarts == 0

@@ -215,6 +215,7 @@ class Connection:
         "_abandoned",
         "_answer",
         "_backlog",
+        "_unsent",
         "_body",
         "_body_bytes",
         "_buffer",
@@ -300,6 +301,7 @@ class Connection:
         self._rest: memoryview | None = None  #: the part of `_whole` that is still to be read
         self._state = _IDLE
         self._backlog: deque[memoryview] = deque()
+        self._unsent = 0  #: bytes of the backlog
         self._flushed: asyncio.Event | None = None
         self._reading = False
         self._close_after = False
@@ -521,6 +523,7 @@ class Connection:
         self._answer = None
         self._whole, self._rest = b"", None
         self._backlog.clear()
+        self._unsent = 0
         if not self._abandoned:
             self._body.clear()
             self._on_close(self)
@@ -801,7 +804,7 @@ class Connection:
     @property
     def unsent_bytes(self) -> int:
         """Return the number of bytes that the gateway has not taken yet."""
-        return sum(map(len, self._backlog))
+        return self._unsent
 
     async def flushed(self) -> None:
         """Wait until the gateway has taken everything or disconnected."""
@@ -869,6 +872,7 @@ class Connection:
             return
         if self._backlog:
             self._backlog.append(memoryview(data))
+            self._unsent += len(data)
             return
         try:
             sent = self._sock.send(data)
@@ -879,6 +883,7 @@ class Connection:
             return
         if sent < len(data):
             self._backlog.append(memoryview(data)[sent:])
+            self._unsent = len(data) - sent
             self._loop.add_writer(self._fd, self._on_writable)
 
     def _on_writable(self) -> None:
@@ -891,6 +896,7 @@ class Connection:
             except OSError:
                 self.close()
                 return
+            self._unsent -= sent
             if sent < len(data):
                 self._backlog[0] = data[sent:]
                 return

@@ -157,7 +157,7 @@ class Runner:
 
     def _run_done(self) -> None:
         self._wake_pending = False
-        while self._done:
+        for _ in range(len(self._done)):  # those that threads add meanwhile run later, or no I/O would take place
             self._done.popleft()()
 
     def _leave(self) -> None:

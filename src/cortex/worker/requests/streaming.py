@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
+#: A thread may produce chunks of so many bytes before the event loop has written them; each counts as some more.
+_MAX_AHEAD_BYTES, _CHUNK_BYTES = 256 * 1024, 1024
 _NS_PER_S = 1_000_000_000
 _END = object()
 #: Content types of streams, by what OpenAPI documents show.
@@ -64,14 +66,16 @@ class ResponseStream:
         self._pid = process_id()
         self._started = False
         self._is_cut_off = False  #: the client is too slow
-        self._is_sent = threading.Event()  #: the first chunk
+        self._is_written = threading.Event()  #: the event loop has all chunks of the thread
+        self._chunks_produced = self._chunks_written = 0
         self._is_writable = True
 
     def run(self, chunks: Iterator[Any]) -> bool:
         """Iterate on a handler thread; the connection is only accessed on the event loop.
 
         Returns whether the call has ended; otherwise the client is slow: call it again after `writable`. The thread
-        waits until the first chunk is sent: by continuing, it would keep the event loop from the GIL.
+        waits until the first chunk is sent, because it would keep the event loop from the GIL; then after each
+        `_MAX_AHEAD_BYTES`, because it produces chunks faster than the loop can send them.
         """
         try:
             if self._is_cut_off or self._connection.is_abandoned:
@@ -81,11 +85,17 @@ class ResponseStream:
             if self._started:
                 self._extend_deadline()
                 self._connection.wait_for_client(False)
+            ahead = _MAX_AHEAD_BYTES  # the first chunk
             for chunk in chunks:
                 end_if_forked(self._pid)
-                self._runner.wake(partial(self._write, chunk, encode_chunk(chunk)))
+                data = encode_chunk(chunk)
+                self._chunks_produced += 1
+                self._runner.wake(partial(self._write, chunk, data))
                 self._extend_deadline()
-                self._is_sent.wait()
+                ahead += len(data) + _CHUNK_BYTES
+                if ahead > _MAX_AHEAD_BYTES:
+                    self._wait_for_loop()
+                    ahead = 0
                 if self._connection.is_abandoned:
                     _close(chunks)
                     end_if_forked(self._pid)
@@ -98,6 +108,13 @@ class ResponseStream:
         except BaseException as error:  # the edge of the user's code
             self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
         return True
+
+    def _wait_for_loop(self) -> None:
+        """Wait until the event loop has written all chunks. On the thread that produces them."""
+        while self._chunks_written < self._chunks_produced:
+            self._is_written.clear()
+            if self._chunks_written < self._chunks_produced:
+                self._is_written.wait()
 
     async def writable(self) -> None:
         """Wait until the client has read what was sent; cut it off if it reads nothing for the timeout of the API."""
@@ -156,8 +173,10 @@ class ResponseStream:
             connection.stream(data)
         else:
             self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
-            self._is_sent.set()
         self._is_writable = connection.unsent_bytes <= MAX_UNSENT_BYTES
+        self._chunks_written += 1
+        if self._chunks_written == self._chunks_produced:
+            self._is_written.set()
 
     def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
         self._started = True
