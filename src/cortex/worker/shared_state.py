@@ -17,7 +17,7 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     from                        event                                               to
     IDLE                        the first bytes of a request arrive                 READING
     READING                     the request is complete, a slot is free             RUNNING
-    READING                     the request is complete, no slot is free            QUEUED
+    READING                     the request is complete, no slot or thread is free  QUEUED
     READING                     the request waits for a batch                       QUEUED
     READING                     its body is to be decompressed                      QUEUED
     READING                     refused: body too large, or not valid HTTP          LINGERING, then closed

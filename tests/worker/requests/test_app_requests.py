@@ -329,3 +329,34 @@ def test_older_generations_keep_the_form_and_the_error_names_the_content_type() 
             " send the header `content-type: application/json`"
         )
         assert "content-type" not in replica.request({"names": "Ada"}).json["error"]
+
+
+def test_a_plain_call_that_waits_for_a_thread_does_not_die_with_the_one_that_runs() -> None:
+    source = """
+        import os, time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_get(self):
+                return "async"
+
+            def handle_post(self, payload):
+                while payload["gate"] and not os.path.exists(payload["gate"]):
+                    time.sleep(0.01)
+                if payload["gate"]:
+                    os._exit(3)
+    """
+    with running_replica(source, timeout_s=PATIENCE_S) as replica, ThreadPoolExecutor(8) as pool:
+        replica.wait_ready()
+        gate = Path(replica.spec.run_dir) / "gate"
+        dying = pool.submit(replica.request, {"gate": str(gate)})
+        assert replica.request(method="GET").body == b"async"  # it needs no thread
+        waiting = [pool.submit(replica.request, {"gate": ""}) for _ in range(6)]
+        for _ in range(20):
+            assert replica.request(method="GET").status == 200
+        gate.touch()
+        assert dying.result().status == 500
+        # Those that had been read were to run after it; the next process answers the others.
+        assert {answer.result().status for answer in waiting} <= {200, 503}

@@ -57,6 +57,9 @@ _MAX_DIGITS = 19
 _NS_PER_S = 1_000_000_000
 
 
+QueuedCall = tuple[Connection, BoundMethod, int]  #: with its deadline
+
+
 class MethodServer:
     """Handles the requests of one process, on the event-loop thread except for `_…_on_thread`."""
 
@@ -96,7 +99,10 @@ class MethodServer:
         self._slots = slots
         self._running = 0
         self._suspended = 0  #: generators that wait for slow clients
-        self._queue: deque[tuple[Connection, BoundMethod, int]] = deque()
+        self._threads = spec.threads
+        self._on_threads = 0  #: calls that are on a thread, or about to be
+        self._queue: deque[QueuedCall] = deque()  #: for a slot
+        self._thread_queue: deque[QueuedCall] = deque()  #: likewise, and for a thread
         self._background = BackgroundTasks(loop, spec.threads)
         self._batched = batched_method(spec, predictor)
         recorder, numbers = BatchRecorder(file), itertools.count(1)
@@ -174,11 +180,12 @@ class MethodServer:
         deadline_ns = arrived_ns + self._timeout_ns
         if method is self._batched:
             self._batch(self._batcher, self._single, connection, deadline_ns, now_ns)
-        elif self._running < self._slots:
+        elif self._running < self._slots and (self._on_threads < self._threads or method.kind in SHARING_LOOP):
             self._start(connection, method, deadline_ns, now_ns)
         else:
             connection.queue(deadline_ns)
-            self._queue.append((connection, method, deadline_ns))
+            queue = self._queue if method.kind in SHARING_LOOP else self._thread_queue
+            queue.append((connection, method, deadline_ns))
 
     def _decode(self, connection: Connection) -> None:
         """Decode the body on a thread, so that it delays no other request, then handle the request."""
@@ -262,6 +269,7 @@ class MethodServer:
         else:
             connection.begin(deadline_ns)
             self.connections.move_to_end(connection)
+            self._on_threads += 1
             if self._running >= self._slots:
                 self.connections.set_paused(True)
             self._runner.submit(partial(self._call_on_thread, connection, method, deadline_ns))
@@ -277,7 +285,10 @@ class MethodServer:
         self._runner.wake(partial(self._settle_from_thread, connection, outcome, deadline_ns, duration_ns))
 
     def _settle_from_thread(self, connection: Connection, outcome: Outcome, deadline_ns: int, duration_ns: int) -> None:
+        self._on_threads -= 1
         self._settle(connection, outcome, deadline_ns)
+        if self._thread_queue:
+            self._start_queued()
         self._runner.record(duration_ns, may_switch=self._running + self._suspended == 0)
 
     # Respond.
@@ -296,6 +307,7 @@ class MethodServer:
         elif isinstance(outcome, UnfinishedCall) and outcome.kind == "generator":
             # Each step may block, so generators always run on a thread.
             self._runner.require_threads()
+            self._on_threads += 1
             self._runner.submit(partial(self._stream_on_thread, connection, outcome))
         else:
             connection.task = self._loop.create_task(self._finish(connection, outcome, deadline_ns))
@@ -319,12 +331,14 @@ class MethodServer:
 
     def _release_stream(self, connection: Connection, duration_ns: int) -> None:
         self._runner.durations.record(duration_ns)
+        self._on_threads -= 1
         self._release(connection)
 
     def _suspend(
         self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, duration_ns: int
     ) -> None:
         self._runner.durations.record(duration_ns)
+        self._on_threads -= 1
         self._suspended += 1
         self._lend(True)
         self._loop.create_task(self._resume(connection, outcome, stream))
@@ -335,6 +349,7 @@ class MethodServer:
         self._suspended -= 1
         self._lend(False)
         self._runner.require_threads()
+        self._on_threads += 1
         self._runner.submit(partial(self._continue_stream, connection, outcome, stream))
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
@@ -421,12 +436,21 @@ class MethodServer:
     def _lend(self, is_lent: bool) -> None:
         """Lend the slot of a request that waits for its client, or end that: then one more than the slots may run."""
         self._running -= 1 if is_lent else -1
-        while self._queue and self._running < self._slots:
-            waiting, method, deadline_ns = self._queue.popleft()
-            if waiting.open:
-                self._start(waiting, method, deadline_ns, time.monotonic_ns())
+        if self._queue or self._thread_queue:
+            self._start_queued()
         if self.connections.is_paused and self._running < self._slots:
             self.connections.set_paused(False)
+
+    def _start_queued(self) -> None:
+        """Start requests that wait for a slot, and those that wait for a thread if one is free."""
+        while self._running < self._slots:
+            has_thread = self._on_threads < self._threads
+            queue = self._thread_queue if has_thread and self._thread_queue else self._queue
+            if not queue:
+                return
+            waiting, method, deadline_ns = queue.popleft()
+            if waiting.open:
+                self._start(waiting, method, deadline_ns, time.monotonic_ns())
 
 
 def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
