@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortex.gateway.access_log import CLIENT_CLOSED_REQUEST, final_status, section_log
 from cortex.gateway.addresses import server_address
@@ -35,6 +35,7 @@ from cortex.gateway.protocols import (
     GRPC_STATUSES,
     PROBES_BACKEND,
     RULES,
+    ErrorContent,
     Protocol,
     json_error,
     refusals_server,
@@ -284,8 +285,8 @@ def _check_key(target: str, conditions: Sequence[str]) -> str:
 """
 
 
-def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> str:
-    """Return the content options of an error response in the form of the API's protocol."""
+def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> ErrorContent:
+    """Return an error in the form of the API's protocol."""
     return RULES[backend.protocol].error(status, message, kind)
 
 
@@ -344,9 +345,9 @@ backend {name}
   option http-server-close
   http-request set-header x-cortex-api {backend.api}
   http-request set-header x-cortex-job %[path,field(-1,/)] unless {{ path,map({ROUTES_MAP}) -m found }}
-  http-error status 502 {_error(backend, 502, ended, _OPERATOR_UNAVAILABLE)}
-  http-error status 503 {_error(backend, 503, refused, kind)} hdr Retry-After 1
-  http-error status 504 {_error(backend, 504, silent, _OPERATOR_UNAVAILABLE)}
+  http-error status 502 {_error(backend, 502, ended, _OPERATOR_UNAVAILABLE).options}
+  http-error status 503 {_error(backend, 503, refused, kind).options} hdr Retry-After 1
+  http-error status 504 {_error(backend, 504, silent, _OPERATOR_UNAVAILABLE).options}
 {final_status(backend)}\
 {refusals_server(sockets.refusals)}\
   server operator 'unix@{backend.jobs_socket}' maxconn {_JOBS_CONNECTIONS}
@@ -366,8 +367,8 @@ backend {DOCS_BACKEND}
 {_ANSWER_HALF_CLOSED}\
   option http-server-close
   http-request set-header x-cortex-docs %[path,map({DOCS_MAP})]
-  http-error status 502 {away}
-  http-error status 503 {away} hdr Retry-After 1
+  http-error status 502 {away.options}
+  http-error status 503 {away.options} hdr Retry-After 1
   server operator 'unix@{table.operator_socket}' maxconn {_DOCS_CONNECTIONS}
 """,
     )
@@ -405,7 +406,9 @@ def _calls_section(backend: ApiBackend, sockets: GatewaySockets, body_timeout_s:
     )
     # The section of defaults has these in the form of replicas.
     detected = DETECTED_ERRORS.items() if backend.protocol is Protocol.ROUTES else ()
-    errors = "".join(f"  http-error status {status} {_error(backend, status, text)}\n" for status, text in detected)
+    errors = "".join(
+        f"  http-error status {status} {_error(backend, status, text).options}\n" for status, text in detected
+    )
     track, watch = (
         (f"  http-request track-sc0 str({backend_name(backend)}) table {GRPC_BACKEND}\n", _WATCH)
         if is_grpc
@@ -430,9 +433,9 @@ backend {backend_name(backend)}
   use-server {HOLD_SERVER} if {{ nbsrv eq 0 }}
   server {HOLD_SERVER} 'unix@{sockets.inside}' disabled pool-max-conn 0
   # HAProxy's response if the client disconnects while the replica has the request.
-  http-error status 400 {_error(backend, 400, "the client disconnected")} hdr x-cortex-disconnected 1
-  http-error status 503 {_error(backend, 503, waited)} hdr Retry-After 1
-  http-error status 504 {_error(backend, 504, f"timed out after {seconds}")}
+  http-error status 400 {_error(backend, 400, "the client disconnected").options} hdr x-cortex-disconnected 1
+  http-error status 503 {_error(backend, 503, waited).options} hdr Retry-After 1
+  http-error status 504 {_error(backend, 504, f"timed out after {seconds}").options}
 {errors}{final_status(backend)}\
   http-after-response allow if {{ status lt 400 }}
   http-after-response sc-inc-gpc(0,1) if {{ status 503 }} {{ sc1_tracked }}
@@ -447,9 +450,7 @@ def _unavailable_rules(backend: ApiBackend) -> str:
     """Return the rules that refuse requests while no server is up and none is about to be."""
     error = _unavailable(backend)
     # A probe must neither wait nor start a replica.
-    probe = error.replace("""{"error":""", """{"ready":false,"error":""")
-    if backend.protocol is Protocol.GRPC:
-        probe = error
+    probe = replace(error, refusal=error.refusal.replace('{"error":', '{"ready":false,"error":'))
     return refuse(503, error, _HOLDS_NONE) + refuse(503, probe, f"{{ nbsrv eq 0 }} {_is_probe(backend)}")
 
 
@@ -459,7 +460,7 @@ def _is_probe(backend: ApiBackend) -> str:
     return IS_GRPC_TOOL if is_grpc else "{ path_end /ready } { path_sub /v2/ } { var(txn.prefix) -m found }"
 
 
-def _unavailable(backend: ApiBackend) -> str:
+def _unavailable(backend: ApiBackend) -> ErrorContent:
     return _error(backend, 503, f"no replica is ready: {_UNAVAILABLE_REASON}")
 
 

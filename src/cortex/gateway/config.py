@@ -65,6 +65,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from importlib import resources
 
@@ -342,10 +343,13 @@ defaults
   retry-on conn-failure
   option redispatch 1
   http-reuse always
-  http-error status 400 {json_error("bad request")}
-  http-error status 503 {json_error("no replica could be reached")} hdr Retry-After 1
-  http-error status 504 {json_error("timed out")}
-{"".join(f"  http-error status {status} {json_error(text)}{chr(10)}" for status, text in DETECTED_ERRORS.items())}"""
+{_http_errors({**DETECTED_ERRORS, 400: "bad request", 504: "timed out"})}\
+  http-error status 503 {json_error("no replica could be reached").options} hdr Retry-After 1
+"""
+
+
+def _http_errors(messages: Mapping[int, str]) -> str:
+    return "".join(f"  http-error status {status} {json_error(text).options}\n" for status, text in messages.items())
 
 
 def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:

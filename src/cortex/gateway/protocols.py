@@ -26,9 +26,16 @@ class Protocol(StrEnum):
     JOBS = "jobs"  #: requests to the operator, which runs the jobs of the API
 
 
-#: Returns the content options of an error that the gateway generates, from its status, message and kind. The message
-#: may contain HAProxy's expressions.
-ErrorForm = Callable[[int, str, str], str]
+@dataclass(frozen=True, slots=True)
+class ErrorContent:
+    """The content of an error that the gateway generates. It may contain HAProxy's expressions."""
+
+    refusal: str  #: what `cortex_refuse` expects after the status: a body in JSON, or the status and message of gRPC
+    options: str  #: those of the rule `http-error`
+
+
+#: Returns an error of the gateway from its status, message and kind. The message may contain HAProxy's expressions.
+ErrorForm = Callable[[int, str, str], ErrorContent]
 
 
 #: Messages of errors that only HAProxy itself detects.
@@ -39,9 +46,13 @@ DETECTED_ERRORS: Mapping[int, str] = {
 }
 
 
-def json_error(message: str) -> str:
-    """Return the content options of an error in the form of replicas."""
-    return f"""content-type application/json lf-string '{{"error":"{message}","request_id":"%[unique-id]"}}'"""
+def _json_content(body: str) -> ErrorContent:
+    return ErrorContent(body, f"content-type application/json lf-string '{body}'")
+
+
+def json_error(message: str) -> ErrorContent:
+    """Return an error in the form of replicas."""
+    return _json_content(f'{{"error":"{message}","request_id":"%[unique-id]"}}')
 
 
 #: Server to which a request goes that is refused before its body is complete: the gateway itself, which reads on after
@@ -57,11 +68,9 @@ END_OF_REFUSALS = f"""\
 """
 
 
-def refuse(status: int, content: str, condition: str) -> str:
-    """Return the rule that refuses requests with an error, given by its content options; see `END_OF_REFUSALS`."""
-    text = content.removeprefix("content-type application/json lf-string '")
-    text = text.removeprefix("hdr grpc-status ").replace(" hdr grpc-message '", ":")
-    return f"  http-request set-var-fmt(txn.refusal) '{status} {text} if {condition}\n"
+def refuse(status: int, error: ErrorContent, condition: str) -> str:
+    """Return the rule that refuses requests with an error; see `END_OF_REFUSALS`."""
+    return f"  http-request set-var-fmt(txn.refusal) '{status} {error.refusal}' if {condition}\n"
 
 
 def refusals_server(socket: str) -> str:
@@ -77,23 +86,20 @@ def refusals_server(socket: str) -> str:
 SET_OPENAI = f"  http-request set-var(txn.openai) path,concat(/),map_beg_int({OPENAI_MAP},0)\n"
 
 
-def routes_error(status: int, message: str) -> str:
-    """Return the content options of an error in OpenAI's form for paths in the map, in that of replicas for others."""
+def routes_error(status: int, message: str) -> ErrorContent:
+    """Return an error in OpenAI's form for paths in the map, in that of replicas for others."""
     kind = openai_error_type(status)
     begin, end = (
         '%[var(txn.openai),iif("{}","")]'.format(text.replace('"', r"\""))
         for text in ('{"message":', f',"type":"{kind}","param":null,"code":null}}')
     )
-    return (
-        f"""content-type application/json lf-string '{{"error":{begin}"{message}"{end},"request_id":"%[unique-id]"}}'"""
-    )
+    return _json_content(f'{{"error":{begin}"{message}"{end},"request_id":"%[unique-id]"}}')
 
 
-def operator_error(message: str, kind: str) -> str:
-    """Return the content options of an error in the operator's form."""
+def operator_error(message: str, kind: str) -> ErrorContent:
+    """Return an error in the operator's form."""
     body = f'{{"kind":"{kind}","message":"{message}","error":"{message}","request_id":"%[unique-id]"}}'
-    quoted = body.replace("'", r"'\''")
-    return f"content-type application/json lf-string '{quoted}'"
+    return _json_content(body.replace("'", r"'\''"))
 
 
 #: gRPC statuses by the HTTP status of an error: INTERNAL for 400, which the gateway sends for malformed HTTP only,
@@ -101,10 +107,11 @@ def operator_error(message: str, kind: str) -> str:
 GRPC_STATUSES: Mapping[int, int] = {400: 13, 401: 16, 403: 7, 404: 12, 413: 8, 431: 8, 502: 14, 503: 14, 504: 4}
 
 
-def grpc_error(status: int, message: str) -> str:
-    """Return the options of an error in the form of gRPC, which `SET_GRPC` and `GRPC_RESPONSES` complete."""
+def grpc_error(status: int, message: str) -> ErrorContent:
+    """Return an error in the form of gRPC, which `SET_GRPC` and `GRPC_RESPONSES` complete."""
     quoted = message.replace("'", r"'\''")
-    return f"hdr grpc-status {GRPC_STATUSES[status]} hdr grpc-message '{quoted}'"
+    code = GRPC_STATUSES[status]
+    return ErrorContent(f"{code}:{quoted}", f"hdr grpc-status {code} hdr grpc-message '{quoted}'")
 
 
 #: Sets the variable for the requests of clients that speak gRPC; others call it in JSON.

@@ -37,7 +37,7 @@ _MIN_FUNCTION_BYTES = 5  #: of an attribute that names a function
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """What the file says."""
+    """The version, the signatures and the reach of a SavedModel, as its file states them."""
 
     version: str  #: of TensorFlow; "" if it is not stated
     signatures: tuple[str, ...]  #: of the graph for serving
