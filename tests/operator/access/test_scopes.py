@@ -1,4 +1,4 @@
-"""The table of scopes; `test_app` compares it with the routes of a real operator."""
+"""The table of scopes; `test_access_matrix` compares it with the routes of a real operator."""
 
 from __future__ import annotations
 

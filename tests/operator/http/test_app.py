@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from importlib.metadata import version
@@ -12,8 +11,6 @@ from urllib.parse import quote
 
 import pytest
 
-from cortex.lifecycle import TokenScope
-from cortex.operator.access.scopes import OPEN_PATHS, ROUTES
 from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, project, running_operator
 
@@ -49,45 +46,6 @@ def test_the_log_has_the_start_of_the_operator_once(operator: RunningOperator) -
     log = (operator.home.logs_dir / "operator.log").read_text()
     assert log.count("operator started") == 1
     assert "server process" not in log
-
-
-def all_routes(operator: RunningOperator) -> list[tuple[str, str]]:
-    """List method and path of every route, those of the documentation included."""
-    schema: dict[str, Any] = operator.call("GET", "/openapi.json")[1]
-    routes = [(method.upper(), path) for path, item in schema["paths"].items() for method in item]
-    return [*routes, ("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/other")]
-
-
-def test_every_route_except_liveness_and_documentation_requires_the_token(operator: RunningOperator) -> None:
-    routes = all_routes(operator)
-    assert ("POST", "/v1/deploy") in routes
-    for method, path in routes:
-        path = re.sub(r"\{.*?\}", "iris", path)
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {operator.token}"}):
-            status, body = request(operator, method, path, **headers)
-            if path in OPEN_PATHS:
-                assert status == 200
-            else:
-                assert (status, "token" in body) == (401, True), (method, path)
-
-
-def test_every_route_requires_a_scope(operator: RunningOperator) -> None:
-    routes = {f"{method} {path}" for method, path in all_routes(operator)} - {"GET /other"}
-    routes -= {f"GET {path}" for path in OPEN_PATHS}
-    missing, superfluous = routes - set(ROUTES), set(ROUTES) - routes
-    assert not missing, f"add these routes, with the scope that they require, to operator/access/scopes.py: {missing}"
-    assert not superfluous, f"remove these routes from operator/access/scopes.py: {superfluous}"
-
-
-@pytest.mark.parametrize("scope", ["metrics", "read", "deploy"])
-def test_a_token_permits_exactly_the_routes_of_its_scope(operator: RunningOperator, scope: str) -> None:
-    token = create_token(operator, scope=scope)
-    for route, access in ROUTES.items():
-        method, path = re.sub(r"\{.*?\}", "none", route).split()
-        status, body = request(operator, method, path, authorization=f"Bearer {token['token']}")
-        is_permitted = TokenScope(scope).includes(access.scope)
-        assert (status == 403) != is_permitted, (route, status, body)
-        assert is_permitted or f"requires the scope {access.scope}" in body
 
 
 def test_a_token_limited_to_an_api_shows_and_changes_no_other(operator: RunningOperator) -> None:
