@@ -311,10 +311,9 @@ class _RunningCall:
         if not call.is_over:
             if call.status:
                 if self._connection.unsent_bytes:
-                    self._connection.log_slow_client(self._server.timeout_s)
+                    self._connection.cut_off_slow_client(self._server.timeout_s)
                 else:
-                    self._connection.count_aborted()
-                self._connection.break_off()
+                    self._connection.abort()
                 call.was_closed = True
             else:
                 call.status = 504

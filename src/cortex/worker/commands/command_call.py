@@ -305,9 +305,8 @@ class CommandCall:
 
     def _break_off(self) -> None:
         """Cut the response off, so that no client takes what it has for the whole."""
-        self._end()
         self._connection.abort()
-        self._connection.call_over()
+        self._end()
 
     def _finish(self) -> None:
         """End the response, which is complete."""
@@ -337,13 +336,9 @@ class CommandCall:
             self.close_websocket(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
         elif not self._upstream.is_connected:
             self._respond_error(503, f"the server of the command accepts no connection: {self._upstream.error}")
+        elif self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+            self._connection.cut_off_slow_client(self._server.timeout_s)  # which ends the call
         else:
-            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
-                self._connection.log_slow_client(self._server.timeout_s)
-                self._end()
-                self._connection.break_off()
-                self._connection.call_over()
-                return
             self._respond_error(504, f"timed out after {self._server.timeout_s:g} s")
 
     # End.

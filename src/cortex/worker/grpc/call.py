@@ -269,19 +269,11 @@ class Call:
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the client has passed")
         elif now_ns >= self._deadline_ns and self._is_ended_here:
             if self._is_suspended:
-                self._end_slow_client()
-                return
-            self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
+                self._connection.cut_off_slow_client(self._server.timeout_s)  # which ends the call
+            else:
+                self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
         else:
             self._check_later(now_ns)
-
-    def _end_slow_client(self) -> None:
-        self._connection.log_slow_client(self._server.timeout_s)
-        self._set_over(grpc.StatusCode.CANCELLED)
-        self._connection.count_disconnect()
-        self._connection.break_off()
-        self._was_closed = not self._connection.open
-        self._stop(grpc.RpcError("the client reads nothing"))
 
     @property
     def _is_ended_here(self) -> bool:
@@ -318,7 +310,8 @@ class Call:
         self._set_over(grpc.StatusCode.CANCELLED)
         self._was_closed = True
         self._connection.count_disconnect()
-        self._stop(grpc.RpcError("the client has disconnected"), only_if=self._server.connections.cancels_calls)
+        was_cut_off = self._connection.open  # it has read nothing for too long
+        self._stop(grpc.RpcError("the client has disconnected"), was_cut_off or self._server.connections.cancels_calls)
 
     def _stop(self, error: Exception, only_if: bool = True) -> None:
         """Interrupt user code: its iterator raises `error`, and its task is cancelled if `only_if`."""

@@ -474,11 +474,12 @@ class Connection:
         self._sock.close()
         self._pool.remove(self)
 
-    def log_slow_client(self, timeout_s: float) -> None:
-        """Log that a response is cut off because its client has read nothing for `timeout_s`."""
+    def cut_off_slow_client(self, timeout_s: float) -> None:
+        """Break off a response whose client has read nothing for `timeout_s`, and log it: no error of the API."""
         request_id = self.request_id.decode("latin-1")
         what = f"it has read nothing for {timeout_s:g} s, so the response is cut off"
         write_log(f"request {request_id} has a slow client: {what}\n")
+        self.break_off()
 
     def abort(self) -> None:
         """Break off a response by a fault of the API, which counts as an error."""

@@ -121,8 +121,7 @@ class ResponseStream:
         self._connection.wait_for_client(True)
         if not await self._connection.flushed_in_time(self._timeout_s):
             self._is_cut_off = True
-            self._connection.log_slow_client(self._timeout_s)
-            self._connection.break_off()
+            self._connection.cut_off_slow_client(self._timeout_s)
         self._is_writable = True
 
     async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any], lend: Callable[[bool], None]) -> None:
