@@ -235,7 +235,7 @@ class _RunningCall:
     def wait(self, waits: bool) -> None:
         """Note whether the application waits for the client: then the supervisor ends nothing.
 
-        Others use the call slot meanwhile, but for WSGI, which occupies a thread.
+        Once its response has begun, others use its call slot meanwhile, and the thread of a WSGI application.
         """
         if self._server.is_wsgi:
             self._waits = waits
@@ -244,11 +244,10 @@ class _RunningCall:
                 self.extend()
             elif self.call.was_closed or not self.call.is_over:
                 self._connection.extend(time.monotonic_ns() + self._server.timeout_ns)
-        else:
-            if not waits:
-                self.extend()
-            if self.call.status:
-                self._connection.wait_for_client(waits)
+        elif not waits:
+            self.extend()
+        if self.call.status:
+            self._connection.wait_for_client(waits)
 
     def tick(self, call: WebSocketCall, now: float) -> None:
         """Do what is due for a WebSocket."""
@@ -299,7 +298,8 @@ class _RunningCall:
             return
         self.deadline_ns = _NEVER_NS
         if isinstance(self.call, HttpCall):
-            self._time_out(self.call)
+            if not self.call.waits_for_thread:
+                self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
             self.call.close(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
             self.deadline_ns = now_ns + self._server.timeout_ns
