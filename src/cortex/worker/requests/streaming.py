@@ -11,7 +11,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError, type_name
@@ -66,8 +65,9 @@ class ResponseStream:
         self._pid = process_id()
         self._started = False
         self._is_cut_off = False  #: the client is too slow
+        self._has_failed = False  #: the event loop could not write a chunk
         self._is_written = threading.Event()  #: the event loop has all chunks of the thread
-        self._chunks_produced = self._chunks_written = 0
+        self._steps_begun = self._steps_done = 0  #: of the event loop, for the thread
         self._is_writable = True
 
     def run(self, chunks: Iterator[Any]) -> bool:
@@ -89,14 +89,13 @@ class ResponseStream:
             for chunk in chunks:
                 end_if_forked(self._pid)
                 data = encode_chunk(chunk)
-                self._chunks_produced += 1
-                self._runner.wake(partial(self._write, chunk, data))
+                self._run_on_loop(self._write, chunk, data)
                 self._extend_deadline()
                 ahead += len(data) + _CHUNK_BYTES
                 if ahead > _MAX_AHEAD_BYTES:
                     self._wait_for_loop()
                     ahead = 0
-                if self._connection.is_abandoned:
+                if self._connection.is_abandoned or self._has_failed:
                     _close(chunks)
                     end_if_forked(self._pid)
                     return True
@@ -104,16 +103,34 @@ class ResponseStream:
                     self._connection.wait_for_client(True)
                     return False
             end_if_forked(self._pid)
-            self._runner.wake(self._end)
+            self._run_on_loop(self._end)
         except BaseException as error:  # the edge of the user's code
-            self._runner.wake(partial(self._abort, error, self._refuse_or_log(error)))
+            self._run_on_loop(self._abort, error, self._refuse_or_log(error))
         return True
+
+    def _run_on_loop(self, step: Callable[..., None], *args: Any) -> None:
+        """Run a step on the event loop, unless an earlier one has failed. On the thread that produces chunks."""
+
+        def run() -> None:
+            try:
+                if not self._has_failed:
+                    step(*args)
+            except Exception as error:  # the thread must not wait for it
+                self._has_failed = True
+                self._abort(error, self._refuse_or_log(error))
+            finally:
+                self._steps_done += 1
+                if self._steps_done == self._steps_begun:
+                    self._is_written.set()
+
+        self._steps_begun += 1
+        self._runner.wake(run)
 
     def _wait_for_loop(self) -> None:
         """Wait until the event loop has written all chunks. On the thread that produces them."""
-        while self._chunks_written < self._chunks_produced:
+        while self._steps_done < self._steps_begun:
             self._is_written.clear()
-            if self._chunks_written < self._chunks_produced:
+            if self._steps_done < self._steps_begun:
                 self._is_written.wait()
 
     async def writable(self) -> None:
@@ -173,9 +190,6 @@ class ResponseStream:
         else:
             self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
         self._is_writable = connection.unsent_bytes <= MAX_UNSENT_BYTES
-        self._chunks_written += 1
-        if self._chunks_written == self._chunks_produced:
-            self._is_written.set()
 
     def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
         self._started = True
