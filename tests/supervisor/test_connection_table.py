@@ -47,6 +47,7 @@ def test_requests_that_no_worker_will_rerun_get_503() -> None:
     [
         (ConnectionState.RUNNING, 500),
         (ConnectionState.ANSWERING, None),
+        (ConnectionState.WAITING, None),
         (ConnectionState.DRAINING, None),
         (ConnectionState.UPGRADED, None),
         (ConnectionState.LINGERING, "nothing"),

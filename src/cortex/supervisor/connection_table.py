@@ -1,8 +1,8 @@
 """The supervisor's table of one process's connections: a duplicate of each socket, by the index of its row.
 
 The worker writes the state of each row to shared memory. When it dies, the supervisor reads the rows and answers for
-it: `worker/shared_state.py` has the states, and the response of the supervisor in each of them. READING and DRAINING
-for two ticks in a row means that only a slow client keeps the connection: its call slot is lent to another request.
+it: `worker/shared_state.py` has the states, and the response of the supervisor in each of them. One of
+`_SLOW_CLIENT_STATES` for two ticks in a row means that only a slow client keeps the connection: its call slot is lent.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ LONG_CALL_S = 0.1
 ABANDONED_CALL_S = 1.0
 
 _NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
-_SLOW_CLIENT_STATES = (ConnectionState.READING, ConnectionState.DRAINING, ConnectionState.LINGERING)
+_SLOW_CLIENT_STATES = (
+    ConnectionState.READING,
+    ConnectionState.WAITING,
+    ConnectionState.DRAINING,
+    ConnectionState.LINGERING,
+)
 #: States in which a response has begun, and is broken if nothing more is sent.
-_BEGUN = (ConnectionState.ANSWERING, ConnectionState.DRAINING, ConnectionState.UPGRADED)
+_BEGUN = (ConnectionState.ANSWERING, ConnectionState.WAITING, ConnectionState.DRAINING, ConnectionState.UPGRADED)
 _STALL_CHECK_S = 0.5
 #: More than the gateway lets pass as the head of a request.
 _HEAD_BYTES = 160 * 1024
@@ -198,7 +203,7 @@ class ConnectionTable:
                 self.open[index].slow = False
             elif state is ConnectionState.LINGERING:
                 self.close(index)
-            elif state in (ConnectionState.ANSWERING, ConnectionState.DRAINING):
+            elif state in (ConnectionState.ANSWERING, ConnectionState.WAITING, ConnectionState.DRAINING):
                 self._count(state, 500)
                 self.close(index)
             elif state in (ConnectionState.STREAMING, ConnectionState.UPGRADED):

@@ -30,11 +30,11 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     RUNNING ANSWERING           the gateway has all chunks of a gRPC response       STREAMING
     STREAMING                   a further message of a gRPC response                ANSWERING
     RUNNING                     an application accepts a WebSocket                  UPGRADED
-    UPGRADED                    the WebSocket is closed                             DRAINING, then closed
-    RUNNING ANSWERING           the call waits for a slow client                    DRAINING, and back
-    DRAINING                    the gateway has taken the rest                      IDLE
-    any                         complete, or cut off, and nothing is unsent         LINGERING, then closed
-    any                         the gateway closes, an error, a stream cut off      closed
+    UPGRADED                    the WebSocket is closed                             DRAINING or LINGERING, then closed
+    RUNNING ANSWERING STREAMING the call waits for a slow client                    WAITING, and back
+    DRAINING                    the gateway has taken the rest                      IDLE, or LINGERING, then closed
+    RUNNING ANSWERING WAITING   cut off, some of it is unsent, user code is over    LINGERING, then closed
+    any                         the gateway closes, or cut off: user code is over   closed
     IDLE                        the process retires                                 released, stays open
     READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
     AGAIN                       the next process receives the connection            READING
@@ -49,12 +49,16 @@ The supervisor acts when a process dies or a deadline passes (`supervisor/connec
     ANSWERING   closed                                         as RUNNING, without a response
     STREAMING   trailers with the cause, then closed           likewise
     UPGRADED    a close frame, then closed                     likewise
+    WAITING     closed                                         -
     DRAINING    closed                                         -
     LINGERING   closed                                         -
     AGAIN       stays AGAIN                                    -
 
 Responses that begin and are never complete are counted: by the worker, or by the supervisor if the process dies or is
-late in ANSWERING, DRAINING or UPGRADED.
+late in ANSWERING, WAITING, DRAINING or UPGRADED.
+
+A call whose response is cut off keeps its row, also that of a closed connection, until its user code has cleaned up. If
+it does that on a thread, which nothing else can end, it has a deadline then.
 
 AGAIN requires a journal of requests, which processes that batch have: `supervisor/batch_bisection.py` groups them.
 """
@@ -92,8 +96,9 @@ class ConnectionState(IntEnum):
     QUEUED = 2  #: a complete request waits for a slot or a batch
     RUNNING = 3  #: user code runs, and no byte of the response has been written
     ANSWERING = 4  #: user code produces a streaming response that has begun
-    DRAINING = 5  #: user code has finished, and the client has yet to take the rest of the response
-    LINGERING = 9  #: nothing more is written, and the connection closes once the client has read what was
+    WAITING = 10  #: as RUNNING or ANSWERING; user code is suspended until a slow client has taken what was sent
+    DRAINING = 5  #: the response is complete, and the client has yet to take the rest
+    LINGERING = 9  #: nothing more is produced, and the connection closes once the client has read what was sent
     UPGRADED = 7  #: the connection is a WebSocket
     STREAMING = 8  #: as ANSWERING, of a gRPC call: the gateway has only whole chunks, which trailers can follow
     AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it

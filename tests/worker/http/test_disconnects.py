@@ -1,4 +1,4 @@
-"""Clients that disconnect while their call runs: what becomes of the call, of its process, and of the counts."""
+"""Clients that disconnect or are cut off while their call runs: what becomes of it, of its process, of the counts."""
 
 from __future__ import annotations
 
@@ -221,3 +221,89 @@ def test_with_kill_a_call_that_ends_by_itself_ends_no_process() -> None:
 
 def test_outside_of_calls_nothing_is_cancelled() -> None:
     assert not cortex.cancelled()
+
+
+ENDLESS = """
+    import asyncio, time
+    from contextlib import aclosing
+    from starlette.responses import StreamingResponse
+
+    def endless():
+        try:
+            while True:
+                yield b"x" * 1_000_000
+        finally:
+            print("cleans up", flush=True)
+            time.sleep(1000)
+
+    async def endless_async():
+        try:
+            while True:
+                yield b"x" * 1_000_000
+        finally:
+            print("cleans up", flush=True)
+            await asyncio.sleep(1000)
+"""
+METHODS = """
+    class Handler:
+        def __init__(self, config):
+            pass
+"""
+APPLICATION = """
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            async with aclosing(endless_async()) as parts:
+                RESPONSE
+"""
+SENDS = """
+                await send({"type": "http.response.start", "status": 200})
+                async for part in parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+"""
+WSGI = """
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return endless()
+"""
+
+
+def _application(kind: str) -> dict[str, str]:
+    return {} if kind == "python" else {"type": kind, "app": "app"}
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (METHODS + "        def handle_post(self, payload): yield from endless()", "python"),
+        pytest.param(WSGI, "wsgi", marks=pytest.mark.long),
+    ],
+    ids=["generator", "wsgi"],
+)
+def test_the_process_ends_if_a_clean_up_on_a_thread_never_does(source: str, kind: str) -> None:
+    with running_replica(ENDLESS + source, timeout_s=1, **_application(kind)) as replica:
+        replica.wait_ready()
+        process = replica.pid
+        with calling(replica):
+            wait_until(lambda: "has a slow client" in replica.log() and "cleans up" in replica.log())
+            wait_until(lambda: replica.pid != process)
+        assert "timed out after 1 s" in replica.log()
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (APPLICATION.replace("RESPONSE", SENDS.strip()), "asgi"),
+        (APPLICATION.replace("RESPONSE", "await anext(parts); await asyncio.sleep(1000)"), "asgi"),
+        (METHODS + "        def handle_post(self, payload): return StreamingResponse(endless_async())", "python"),
+        (METHODS + "        async def handle_post(self, payload): return endless_async()", "python"),
+    ],
+    ids=["asgi stream", "asgi without a response", "starlette", "async generator"],
+)
+def test_a_clean_up_on_the_event_loop_that_never_ends_is_cancelled(source: str, kind: str) -> None:
+    with running_replica(ENDLESS + source, timeout_s=1, **_application(kind)) as replica:
+        replica.wait_ready()
+        process = replica.pid
+        with calling(replica):
+            wait_until(lambda: "cleans up" in replica.log())
+            wait_until(lambda: "and its code still ran 1 s later: cancelled it again" in replica.log())
+        assert replica.pid == process

@@ -53,7 +53,7 @@ class HttpCall:
         self.scope = scope
         self.status = 0  #: of the response; 0 until it has begun
         self.is_over = False  #: the response is complete, or the client has disconnected
-        self.was_closed = False  #: the connection was closed before the response was complete
+        self.was_closed = False  #: the connection was closed, or cut off, before the response was complete
         self.waits_for_thread = False  #: a WSGI application that has waited for the client: until it runs again
         self.over_ns = 0  #: when `is_over` became true, monotonic
         self._connection = connection
@@ -79,7 +79,7 @@ class HttpCall:
         if self._connection.call is not self:
             self.is_over = True
             self.over_ns = time.monotonic_ns()
-            self.was_closed = not self._connection.open
+            self.was_closed = self._connection.is_cut_off
         else:
             self._on_progress()
         if self._changed is not None:

@@ -25,6 +25,7 @@ from cortex.worker.applications.lifespan import Lifespan
 from cortex.worker.applications.loop_watchdog import LoopWatchdog
 from cortex.worker.applications.websocket_call import GOING_AWAY, NORMAL, RESTART, WebSocketCall
 from cortex.worker.http.background_tasks import contain_exit
+from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
@@ -275,6 +276,10 @@ class _RunningCall:
         self._is_interrupted = True
         if not self._server.is_wsgi:
             self.task.cancel()
+            self.deadline_ns = time.monotonic_ns() + self._server.timeout_ns  # of its clean-up
+            self._server.watch(self.deadline_ns)
+            if self.call.was_closed:
+                self._connection.extend(self.deadline_ns + self._server.grace_ns)
 
     @property
     def _silence_ns(self) -> int:
@@ -297,7 +302,10 @@ class _RunningCall:
         if now_ns < self.deadline_ns:
             return
         self.deadline_ns = _NEVER_NS
-        if isinstance(self.call, HttpCall):
+        if self._is_interrupted:
+            log_late_cleanup(self._id, self._server.timeout_s)
+            self.cancel()
+        elif isinstance(self.call, HttpCall):
             if not self.call.waits_for_thread:
                 self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
@@ -314,7 +322,6 @@ class _RunningCall:
                     self._connection.cut_off_slow_client(self._server.timeout_s)
                 else:
                     self._connection.abort()
-                call.was_closed = True
             else:
                 call.status = 504
                 self._connection.respond_error(504, f"timed out after {self._server.timeout_s:g} s")

@@ -61,6 +61,7 @@ from cortex.worker.grpc.wire import (
     timeout_ns,
 )
 from cortex.worker.http.background_tasks import contain_exit
+from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import Header
 from cortex.worker.monitoring.request_log import write_log
 
@@ -297,7 +298,7 @@ class Call:
             self._abandon(code, message)
         else:
             self._respond(code, message, None)
-        self._was_closed = not self._connection.open
+        self._was_closed = self._connection.is_cut_off
         self._stop(RpcError(code, message))
 
     def _refuse(self, error: BadBody) -> None:
@@ -318,9 +319,23 @@ class Call:
         if self._requests is not None:
             self._requests.end(error)
         if self.task is not None and only_if:
-            self.task.cancel()
+            self._cancel()
         if not self._is_running:
             self._finish()
+
+    def _cancel(self) -> None:
+        """Cancel the task of the call, and once more if its clean-up is late."""
+        assert self.task is not None
+        self.task.cancel()
+        if self._was_closed:
+            self._connection.extend(time.monotonic_ns() + self._server.timeout_ns + self._server.grace_ns)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._server.loop.call_later(self._server.timeout_s, self._cancel_again)
+
+    def _cancel_again(self) -> None:
+        log_late_cleanup(self._request_id, self._server.timeout_s)
+        self._cancel()
 
     def _set_over(self, code: grpc.StatusCode) -> None:
         self.is_over, self.code, self.status = True, code, self._http_status(code)
@@ -460,7 +475,7 @@ class Call:
                 code, message = grpc.StatusCode.INTERNAL, self._log(not_a_message(self.rpc, None))
             self._set_over(code)
             self._respond(code, message, last if code is grpc.StatusCode.OK else None)
-            self._was_closed = not self._connection.open
+            self._was_closed = self._connection.is_cut_off
         self._finish()
 
     def _outcome(self, failure: BaseException | None) -> tuple[grpc.StatusCode, str]:

@@ -1,9 +1,15 @@
-"""`cortex.cancelled()`: cancellation of calls by synchronous user code, once nobody waits for its result any more."""
+"""Cancellation of calls that nobody waits for any more.
+
+Synchronous user code asks for it by `cortex.cancelled()`. Asynchronous code is cancelled, and once more if its clean-up
+takes longer than a call may take.
+"""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+
+from cortex.worker.monitoring.request_log import write_log
 
 if TYPE_CHECKING:
     from cortex.worker.http.connection import Connection
@@ -20,3 +26,8 @@ def cancelled() -> bool:
     """
     clients = CLIENTS.get()
     return bool(clients) and all(connection.is_cancelled() for connection in clients)
+
+
+def log_late_cleanup(request_id: str, timeout_s: float) -> None:
+    """Log that user code is cancelled for the second time."""
+    write_log(f"request {request_id} was cancelled, and its code still ran {timeout_s:g} s later: cancelled it again\n")

@@ -253,6 +253,7 @@ class Connection:
         "endpoint",
         "headers",
         "index",
+        "is_cut_off",
         "log_id",
         "open",
         "request_id",
@@ -279,6 +280,7 @@ class Connection:
     ) -> None:
         self.index = index
         self.open = True
+        self.is_cut_off = False  #: no more of the response will be sent than what was written, or the client has left
         self.task: asyncio.Task[None] | None = None  #: the task of the current request
         self.span: RequestSpan | None = None  #: of the current request; None: no traces are exported
         self._sock = sock
@@ -443,17 +445,19 @@ class Connection:
     def wait_for_client(self, waits: bool) -> None:
         """Note whether the call waits for the client, and runs no user code. On any thread.
 
-        To the supervisor it is then as a response that is complete: it has no deadline, and its call slot is lent.
+        It has no deadline then, and the supervisor lends its call slot to another request.
         """
-        if self._state in _IN_CALL:  # else the response is complete, or was cut off
-            self._shared.set_state(self.index, _DRAINING if waits else self._state)
+        if self._state in _IN_CALL:  # else the response is complete
+            self._shared.set_state(self.index, ConnectionState.WAITING if waits else self._state)
 
     def call_over(self) -> None:
-        """Note that user code has finished with the request, which the client may have abandoned meanwhile."""
+        """Note that user code has finished with the request, which may have been abandoned or cut off meanwhile."""
         if self._abandoned:
             self._abandoned = False
             self._body.clear()
             self._on_close(self)
+        elif self.is_cut_off and self.open:
+            self._set_state(ConnectionState.LINGERING)
 
     def resume(self) -> None:
         """Read requests as they arrive."""
@@ -495,12 +499,11 @@ class Connection:
         """Close in the middle of a response, after what was sent of it.
 
         The gateway counts the request until its client has read that. Until then the connection is that of a slow
-        client, whose call slot is lent to another request.
+        client, whose call slot is lent to another request once `call_over` is called.
         """
+        self.is_cut_off = True
         if self.open and self._backlog:
             self._close_after = True
-            self._set_state(_DRAINING)
-            self._shared.set_state(self.index, ConnectionState.LINGERING)
         else:
             self.close()
 
@@ -508,7 +511,7 @@ class Connection:
         """Close immediately, by a shutdown that the peer sees although the supervisor has a duplicate."""
         if not self.open:
             return
-        self.open = False
+        self.open, self.is_cut_off = False, True
         self.pause()
         self._loop.remove_writer(self._fd)
         if self._flushed is not None:
@@ -906,7 +909,7 @@ class Connection:
         if self._flushed is not None:
             self._flushed.set()
             self._flushed = None
-        if self._state is _DRAINING:
+        if self._state is _DRAINING or self.is_cut_off:
             self._next_request()
 
     def _finish_response(self) -> None:
@@ -934,7 +937,8 @@ class Connection:
     def _linger(self) -> None:
         """Close after the peer has read the response: a close with unread input would reset the connection."""
         self._refused = True
-        self._set_state(ConnectionState.LINGERING)
+        if not self.is_cut_off:  # else user code may still run
+            self._set_state(ConnectionState.LINGERING)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self.resume()

@@ -97,8 +97,8 @@ class MethodServer:
         self._runner = runner
         self._loop = loop
         self._slots = slots
-        self._running = 0
-        self._suspended = 0  #: generators that wait for slow clients
+        self._running = 0  #: calls that occupy a slot
+        self._suspended = 0  #: generators on threads that wait for slow clients, and occupy neither slot nor thread
         self._threads = spec.threads
         self._on_threads = 0  #: calls that are on a thread, or about to be
         self._queue: deque[QueuedCall] = deque()  #: for a slot
@@ -340,14 +340,14 @@ class MethodServer:
         self._runner.durations.record(duration_ns)
         self._on_threads -= 1
         self._suspended += 1
-        self._lend(True)
+        self._free_slot()
         self._loop.create_task(self._resume(connection, outcome, stream))
 
     async def _resume(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
         """Continue a generator on a thread once its client has read what was sent."""
         await stream.writable()
         self._suspended -= 1
-        self._lend(False)
+        self._occupy_slot()
         self._runner.require_threads()
         self._on_threads += 1
         self._runner.submit(partial(self._continue_stream, connection, outcome, stream))
@@ -360,7 +360,8 @@ class MethodServer:
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)
             if isinstance(outcome, UnfinishedCall):
-                await self._stream(connection, outcome.method).run_async(outcome.value, self._lend)
+                stream = self._stream(connection, outcome.method)
+                await stream.run_async(outcome.value, self._free_slot, self._occupy_slot)
             elif isinstance(outcome, FailedCall):
                 _respond_failed(connection, outcome)
             else:
@@ -400,7 +401,7 @@ class MethodServer:
                 _respond_failed(connection, self._caller.fail(connection, type_name(encoded.response), error))
                 return
             stream = self._stream(connection, None, opened.status, b"", opened.headers)
-            await stream.run_async(opened.chunks, self._lend)
+            await stream.run_async(opened.chunks, self._free_slot, self._occupy_slot)
             self._background.run(lambda: opened.done)
         if completed.background is not None:
             self._background.run(completed.background)
@@ -429,13 +430,17 @@ class MethodServer:
     # End.
 
     def _release(self, connection: Connection) -> None:
-        """Free the slot of a request, and start queued ones."""
+        """Note that the call of a request is over, and free its slot."""
         connection.call_over()
-        self._lend(True)
+        self._free_slot()
 
-    def _lend(self, is_lent: bool) -> None:
-        """Lend the slot of a request that waits for its client, or end that: then one more than the slots may run."""
-        self._running -= 1 if is_lent else -1
+    def _occupy_slot(self) -> None:
+        """Occupy a slot for a call whose client has read what was sent, even if none is free."""
+        self._running += 1
+
+    def _free_slot(self) -> None:
+        """Free the slot of a call that is over, or waits for its client, and start queued requests."""
+        self._running -= 1
         if self._queue or self._thread_queue:
             self._start_queued()
         if self.connections.is_paused and self._running < self._slots:

@@ -17,6 +17,7 @@ from cortex.errors import UserError, type_name
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.user_forks import await_ending_forks, end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
+from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import BODILESS, Connection, Header
 from cortex.worker.http.streaming_connection import declared_length
 from cortex.worker.requests.calls import FailedCall
@@ -52,6 +53,7 @@ class ResponseStream:
         media_type_if_empty: bytes | None = None,  # used without chunks, if `media_type` is None
     ) -> None:
         self._connection = connection
+        self._request_id = connection.request_id.decode("latin-1")
         self._runner = runner
         self._timeout_ns = timeout_ns
         self._grace_ns = grace_ns  #: of calls on the event loop, until the supervisor takes it for blocked
@@ -78,13 +80,13 @@ class ResponseStream:
         `_MAX_AHEAD_BYTES`, because it produces chunks faster than the loop can send them.
         """
         try:
+            if self._started:
+                self._extend_deadline()
+                self._connection.wait_for_client(False)
             if self._is_cut_off or self._connection.is_abandoned:
                 _close(chunks)
                 end_if_forked(self._pid)
                 return True
-            if self._started:
-                self._extend_deadline()
-                self._connection.wait_for_client(False)
             ahead = _MAX_AHEAD_BYTES  # the first chunk
             for chunk in chunks:
                 end_if_forked(self._pid)
@@ -141,8 +143,10 @@ class ResponseStream:
             self._connection.cut_off_slow_client(self._timeout_s)
         self._is_writable = True
 
-    async def run_async(self, chunks: AsyncIterable[Any] | Iterator[Any], lend: Callable[[bool], None]) -> None:
-        """Iterate on the event loop; `lend` is called while a slow client is awaited, and after that."""
+    async def run_async(
+        self, chunks: AsyncIterable[Any] | Iterator[Any], on_wait: Callable[[], None], on_resume: Callable[[], None]
+    ) -> None:
+        """Iterate on the event loop; `on_wait` is called before a slow client is awaited, and `on_resume` after it."""
         source = chunks if isinstance(chunks, AsyncIterable) else self._as_async(chunks)
         iterator = source.__aiter__()
         try:
@@ -155,14 +159,15 @@ class ResponseStream:
                         return
                 self._write(chunk, encode_chunk(chunk))
                 if not self._is_writable:
-                    lend(True)
+                    on_wait()
                     try:
                         await self.writable()
                     finally:
-                        lend(False)
+                        on_resume()
+                    self._extend_deadline(self._grace_ns)
+                    self._connection.wait_for_client(False)
                     if self._is_cut_off:
                         return
-                    self._connection.wait_for_client(False)
                 self._extend_deadline(self._grace_ns)
         except BaseException as error:  # the edge of the user's code
             if isinstance(error, asyncio.CancelledError) and not self._connection.open:
@@ -170,7 +175,17 @@ class ResponseStream:
             self._abort(error, self._refuse_or_log(error))
         finally:
             if isinstance(iterator, AsyncGenerator):
-                await iterator.aclose()
+                await self._close_async(iterator)
+
+    async def _close_async(self, chunks: AsyncGenerator[Any, None]) -> None:
+        """Close a generator, which is cancelled if that takes longer than a call may take."""
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                await chunks.aclose()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            log_late_cleanup(self._request_id, self._timeout_s)
 
     async def _as_async(self, chunks: Iterator[Any]) -> AsyncGenerator[Any, None]:
         """Iterate over a plain generator that an `async def` method returned."""
