@@ -68,6 +68,43 @@ def test_responses_that_a_dead_worker_has_begun_count_as_incomplete(state: Conne
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("state", "is_json", "counted"),
+    [
+        (ConnectionState.RUNNING, False, 503),
+        (ConnectionState.RUNNING, True, 503),
+        (ConnectionState.STREAMING, False, 503),
+        (ConnectionState.ANSWERING, False, 503),
+        (ConnectionState.ANSWERING, True, None),
+        (ConnectionState.WAITING, False, 503),
+        (ConnectionState.WAITING, True, None),
+        (ConnectionState.DRAINING, False, None),
+        (ConnectionState.DRAINING, True, None),
+    ],
+)
+def test_a_call_of_a_grpc_api_counts_once(state: ConnectionState, is_json: bool, counted: int | None) -> None:
+    """Calls in gRPC are counted at their end, those in JSON with their head; the response has the form of the call."""
+    counts: list[int | None] = []
+    table = ConnectionTable(counts.append, is_grpc=True)
+    ours, theirs = socket.socketpair()
+    index = table.add(ours)
+    assert index is not None
+    table.shared_state.begin(index, 2**62, b"a")
+    if is_json:
+        table.shared_state.set_json_call(index)
+    table.shared_state.set_state(index, state)
+    table.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0))
+    assert counts == [counted]
+    assert table.shared_state.request_id(index) == "a"
+    if state is ConnectionState.RUNNING:
+        response = theirs.recv(4096)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert (b'"request_id": "a"}' in response, b"grpc-status: 14" in response) == (is_json, not is_json)
+    table.close_all()
+    theirs.close()
+
+
+@pytest.mark.processes
 def test_nothing_is_written_into_a_response_whose_call_is_late() -> None:
     counts: list[int | None] = []
     table = ConnectionTable(counts.append)

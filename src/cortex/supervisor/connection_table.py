@@ -204,7 +204,7 @@ class ConnectionTable:
             elif state is ConnectionState.LINGERING:
                 self.close(index)
             elif state in (ConnectionState.ANSWERING, ConnectionState.WAITING, ConnectionState.DRAINING):
-                self._count(state, 500)
+                self._count(index, state, 500)
                 self.close(index)
             elif state in (ConnectionState.STREAMING, ConnectionState.UPGRADED):
                 self.end(index, 500, death.message)
@@ -272,7 +272,7 @@ class ConnectionTable:
         """
         connection = self.open.pop(index)
         state = self.shared_state.state(index)
-        self._count(state, status)
+        self._count(index, state, status)
         request_id = self.shared_state.request_id(index) if status != 503 else ""
         if request_id:
             self.failed_requests.append(request_id)
@@ -285,12 +285,16 @@ class ConnectionTable:
         self._lingering.append((time.monotonic() + LINGER_S, connection.sock))
         self._ended.add(index)
 
-    def _count(self, state: ConnectionState, status: int) -> None:
+    def _count(self, index: int, state: ConnectionState, status: int) -> None:
         """Count the end of a request: by a status, unless its response has begun and was counted then."""
-        if self._is_grpc and state is not ConnectionState.DRAINING:  # calls are counted at their end
-            self._on_end(supervisor_status(status))
-        else:
-            self._on_end(None if state in _BEGUN else status)
+        is_grpc = self._speaks_grpc(index, state)
+        is_counted = state is ConnectionState.DRAINING if is_grpc else state in _BEGUN  # gRPC calls: at their end
+        self._on_end(None if is_counted else supervisor_status(status) if self._is_grpc else status)
+
+    def _speaks_grpc(self, index: int, state: ConnectionState) -> bool:
+        """Return whether a connection has a gRPC call; the row has nothing yet of one that is being read."""
+        is_read = state not in (ConnectionState.IDLE, ConnectionState.READING)
+        return self._is_grpc and not (is_read and self.shared_state.is_json_call(index))
 
     def _response(
         self,
@@ -305,8 +309,10 @@ class ConnectionTable:
             return close_frame(message)
         if state is ConnectionState.STREAMING:
             return supervisor_trailers(status, message)
-        if self._is_grpc:
+        if self._speaks_grpc(index, state):
             return supervisor_response(status, message)
+        if self._is_grpc:
+            status = supervisor_status(status)
         if state is ConnectionState.IDLE:
             in_openai_form = self._may_have_openai_errors and is_unread_openai_request(connection.sock)
         else:

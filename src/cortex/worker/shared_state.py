@@ -82,6 +82,8 @@ _ID_OFFSET = 32
 _ID_MAX_BYTES = _ROW_BYTES - _ID_OFFSET
 #: Bit of the word `_ID_BYTES`: errors for this request have OpenAI's form.
 _OPENAI_ERRORS = 1 << 8
+#: Likewise: the request is a call in JSON of a gRPC API.
+_JSON_CALL = 1 << 9
 #: The word after the rows.
 _SHORT_CALLS = MAX_CONNECTIONS * _ROW_WORDS
 #: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
@@ -158,6 +160,14 @@ class SharedConnectionState:
         """Return whether an error response to the last request that ran on a connection has OpenAI's form."""
         return bool(self._words[index * _ROW_WORDS + _ID_BYTES] & _OPENAI_ERRORS)
 
+    def set_json_call(self, index: int) -> None:
+        """Note that the current request of a gRPC API is a call in JSON; the next `begin` forgets it."""
+        self._words[index * _ROW_WORDS + _ID_BYTES] |= _JSON_CALL
+
+    def is_json_call(self, index: int) -> bool:
+        """Return whether the last request that ran on a connection of a gRPC API is a call in JSON."""
+        return bool(self._words[index * _ROW_WORDS + _ID_BYTES] & _JSON_CALL)
+
     def set_batch(self, index: int, batch: int) -> None:
         """Set the batch in which a request runs; 0: it runs in none and is QUEUED."""
         base = index * _ROW_WORDS
@@ -179,7 +189,7 @@ class SharedConnectionState:
     def request_id(self, index: int) -> str:
         """Return the id of the last request that ran on a connection."""
         start = index * _ROW_BYTES + _ID_OFFSET
-        length = self._words[index * _ROW_WORDS + _ID_BYTES] & ~_OPENAI_ERRORS
+        length = self._words[index * _ROW_WORDS + _ID_BYTES] & (_OPENAI_ERRORS - 1)
         return bytes(self._bytes[start : start + length]).decode("latin-1")
 
 

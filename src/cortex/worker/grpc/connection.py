@@ -51,6 +51,11 @@ class GrpcConnection(StreamingConnection):
         if self._has_head and self.is_grpc:
             self._last_headers(CLIENT_CLOSED_REQUEST)
 
+    def _enter_row(self, deadline_ns: int) -> None:
+        super()._enter_row(deadline_ns)
+        if not self.is_grpc:
+            self._shared.set_json_call(self.index)
+
     # Responses over gRPC.
 
     def begin_messages(self, headers: tuple[Header, ...]) -> None:
