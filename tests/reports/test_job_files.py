@@ -59,7 +59,41 @@ def follow_links(api: ReportedApi) -> list[bool]:
     ]
 
 
+def lose_results(api: ReportedApi) -> list[Any]:
+    """Run a job, of which JSON can't hold some results, with and without an output; return its ends and results."""
+    client = api.cortex.client
+    ends: list[Any] = []
+    for options in ({"output": f"{api.folder}/out", "isolate_failures": True}, {}):
+        job_spec = {"workers": 1, "max_attempts": 1, "batch_size": 5, **options}
+        job = client.submit_job("t", job_spec, range(1, 6))["job_id"]
+        end = client.wait_job("t", job, 60)["job_status"]
+        letters = list(client.dead_letters("t", job))
+        ends.append([end["status"], [letter["error"] for letter in letters]])
+        ends.append(sorted(item for line in client.job_results("t", job) for item in line["result"]))
+    return ends
+
+
 REPORTS = [
+    Report(
+        "a result that JSON can't hold fails its item if the job has an output",
+        "J16",
+        """
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_batch(self, payload):
+                return {*payload} if 3 in payload else payload
+        """,
+        lose_results,
+        [
+            ["completed_with_failures", ["result: set is not JSON serializable; return a list: list(value)"]],
+            [1, 2, 4, 5],
+            ["succeeded", []],
+            [],
+        ],
+        BATCH,
+    ),
     Report(
         "links out of a folder of uploads are neither read nor written through",
         "X2",

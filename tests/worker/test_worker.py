@@ -170,6 +170,16 @@ def test_results_are_json_and_others_are_dropped_with_one_log_line() -> None:
         wait_until(lambda: worker.log().count("is dropped") == 1)
 
 
+def test_a_result_that_json_cannot_hold_fails_its_batch_if_the_job_has_an_output() -> None:
+    with running_job_worker(ODD_RESULTS) as worker:
+        job = worker.submit([[1], [0], [1]], output="s3://bucket/out")
+        worker.wait_over(job)
+        assert job.succeeded == [0, 2]
+        assert [(failure.seq, failure.error) for failure in job.failures] == [
+            (1, "result: set is not JSON serializable; return a list: list(value)")
+        ]
+
+
 def test_large_results_are_split_among_reports() -> None:
     with running_job_worker(PLAIN) as worker:
         job = worker.submit([["x" * 1_000_000] for _ in range(40)], config={"return": True})

@@ -48,6 +48,7 @@ class ScriptedJob:
     config: dict[str, Any] = field(default_factory=dict)
     lease_s: float = 30.0
     batch_timeout_s: float | None = None
+    output: str | None = None
     has_hook: bool = False
     min_lease: int = 0  #: a lease has so many batches even if the worker, which may be slow, asks for fewer
     max_lease: int = 512
@@ -70,7 +71,7 @@ class ScriptedJob:
         return len(self.succeeded) + len(self.failures)
 
     def assignment(self) -> Assignment:
-        spec = {"job_id": self.id}
+        spec = {"job_id": self.id, "output": self.output}
         return Assignment(self.id, self.config, spec, {}, self.log_path, self.lease_s, self.batch_timeout_s)
 
 

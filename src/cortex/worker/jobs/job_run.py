@@ -77,6 +77,7 @@ class JobRun:
         self._span: BatchSpan | None = None  #: of the current batch
         self._traceparent = job.traceparent  #: of what submitted the current batch
         self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
+        self._needs_results = bool(job.job_spec.get("output"))
         self._has_warned = False
         self._pid = process_id()
 
@@ -172,12 +173,18 @@ class JobRun:
         return batch_id(self._job.job_id, seq), lambda: _parse(payload, self._bound.payload_type)
 
     def _encode(self, result: Any) -> bytes | None:
-        """Encode a result for the report; None if there is none."""
+        """Encode a result for the report; None if there is none, or if nobody has asked for one that JSON can't hold.
+
+        The original ignored results, so its classes return anything. Raises: what `encode_line` does, for jobs with an
+        `output`.
+        """
         if result is None:
             return None
         try:
             return encode_line(result)
         except Exception as error:
+            if self._needs_results:
+                raise
             if not self._has_warned:
                 self._has_warned = True
                 reason = str(error) if isinstance(error, UserError) else describe(error)
