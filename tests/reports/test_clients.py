@@ -64,6 +64,14 @@ def submit_and_half_close(api: ReportedApi) -> object:
     return [int(api.exchange(request, half_close=True).split()[1]) for _ in range(5)]
 
 
+def dry_run_by_http_1_0(api: ReportedApi) -> list[object]:
+    """Send a dry run as HTTP/1.0, and return the coding of the response, and its body."""
+    body = b'{"workers": 1, "item_list": {"items": [1], "batch_size": 1}}'
+    request = b"POST /t?dryRun=true HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    head, _, lines = api.exchange(request).partition(b"\r\n\r\n")
+    return [b"chunked" in head.lower(), lines]
+
+
 REPORTS = [
     Report(
         "a client that sends a body above the limit as a whole receives the refusal",
@@ -104,6 +112,14 @@ REPORTS = [
         LARGE_HEAD_SOURCE,
         lambda api: (answer := api.post({})).status == 500 and answer.json["error"].partition("; ")[2],
         "the gateway passes on up to 512 KiB",
+    ),
+    Report(
+        "the lines of a dry run are not sent in chunks to a client of HTTP/1.0",
+        "RFC 9112, section 6.1",
+        BATCH_SOURCE,
+        dry_run_by_http_1_0,
+        [False, b"validations passed\n"],
+        config=JOBS,
     ),
     Report(
         "a client that ends its side of the connection receives the response to its submission",

@@ -73,6 +73,22 @@ async def test_a_client_that_ends_in_the_middle_of_its_body_is_gone_at_once(monk
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("version", "head"),
+    [("1.0", b"connection: close\r\n\r\nxxx"), ("1.1", b"transfer-encoding: chunked\r\n\r\n186a0\r\nxxx")],
+)
+async def test_a_response_of_unknown_length_to_http_1_0_ends_with_the_connection(version: str, head: bytes) -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
+        answers.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/%b\r\nhost: a\r\n\r\n" % version.encode())
+        writer.write_eof()
+        response = await reader.read()
+        assert head in response
+        assert (response.partition(b"\r\n\r\n")[2] == b"x" * 100_000) == (version == "1.0")
+        writer.close()
+
+
 def test_connections_to_the_port_send_without_delay() -> None:
     with listen(OperatorSettings(operator_port=free_port())) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # of which asyncio makes TCP_NODELAY

@@ -9,10 +9,11 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
@@ -49,7 +50,30 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class _Protocol(HttpToolsProtocol):
+class _HTTP10Cycle(RequestResponseCycle):
+    """A response to an HTTP/1.0 client, which can't read chunks: one of unknown length ends with the connection."""
+
+    _has_no_length = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_no_length = all(name.lower() != b"content-length" for name, _ in message["headers"])
+        if self._has_no_length:
+            self.chunked_encoding = False
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+class _BaseProtocol(HttpToolsProtocol):
+    """A connection of either server."""
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _HTTP10Cycle
+
+
+class _Protocol(_BaseProtocol):
     """A connection that is closed if it sends no request, and only after the response if its client half-closes it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -85,7 +109,7 @@ def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Se
 
 def create_jobs_server(app: ASGIApp, on_shutdown: Callable[[], None] | None = None) -> uvicorn.Server:
     """Return the server for the jobs socket; `should_exit` stops it, and `on_shutdown` ends the requests that wait."""
-    return _server(app, HttpToolsProtocol, JOBS_KEEP_ALIVE_S, on_shutdown=on_shutdown)
+    return _server(app, _BaseProtocol, JOBS_KEEP_ALIVE_S, on_shutdown=on_shutdown)
 
 
 class JobsServer:
