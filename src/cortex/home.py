@@ -69,6 +69,11 @@ class Home:
         return self.sockets_dir / "models"
 
     @property
+    def apis_with_models_file(self) -> Path:
+        """Names of the deployed APIs with models, from the operator to the model agent."""
+        return self.models_dir / "apis.json"
+
+    @property
     def listings_socket(self) -> Path:
         """Unix socket through which model agents of nodes share the operator's listings."""
         return self.sockets_dir / "listings"

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cortex.engine.local import replica_environ
 from cortex.errors import EngineError
-from cortex.home import Home
+from cortex.home import Home, write_private
 from cortex.processes.backoff import Backoff
 from cortex.processes.daemon import Daemon, output_tail
 from cortex.processes.identity import Identity
@@ -56,6 +57,8 @@ class ModelAgent:
         self._daemon = Daemon(model_agent_file(home))
         self._output = home.run_dir / "model-agent.output"
         self._needed: Callable[[], bool] = lambda: False
+        self._apis: Callable[[], Collection[str]] | None = None
+        self._written: list[str] | None = None  #: names in the file
         self._connection: tuple[StreamReader, StreamWriter] | None = None
         self._started_at = 0.0
         self._failures = 0
@@ -66,9 +69,13 @@ class ModelAgent:
         """The agent's process id while it runs."""
         return self._daemon.pid if self._daemon.is_alive() else None
 
-    async def startup(self, needed: Callable[[], bool]) -> None:
-        """Adopt a running agent. Start one if `needed`, which is called again at any time, returns True."""
-        self._needed = needed
+    async def startup(self, needed: Callable[[], bool], apis: Callable[[], Collection[str]] | None = None) -> None:
+        """Adopt a running agent. Start one if `needed`, which is called again at any time, returns True.
+
+        `apis` returns the deployed APIs with models, whose contents the agent keeps while they have no replicas.
+        """
+        self._needed, self._apis = needed, apis
+        self._write_apis()
         self._daemon.adopt()
         if needed():
             await self._try_to_run()
@@ -76,6 +83,7 @@ class ModelAgent:
     async def run(self) -> None:
         """Keep the agent running while it is needed. It ends by itself some time after its last client."""
         while True:
+            self._write_apis()
             if not self._needed():
                 self._disconnect()
                 await asyncio.sleep(_CHECK_S)
@@ -112,6 +120,13 @@ class ModelAgent:
                 await self._wait_for_end(STOP_TIMEOUT_S)
                 self._logger.info("model agent stopped", pid=self._daemon.pid)
             self._daemon.forget()
+
+    def _write_apis(self) -> None:
+        if self._apis is None or (names := sorted(self._apis())) == self._written:
+            return
+        with contextlib.suppress(OSError):  # the next call tries again
+            write_private(self._home.apis_with_models_file, json.dumps(names))
+            self._written = names
 
     def _start(self) -> None:
         self._started_at = time.monotonic()

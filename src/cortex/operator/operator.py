@@ -251,7 +251,7 @@ class Operator:
         await self._engine.startup(self._wake, self._metric_totals.end)
         running = self._cluster.engine.unsettled() if self._cluster else self._engine.replicas().keys()
         self._metric_totals.startup(running)
-        await self._model_agent.startup(self._needs_model_agent)
+        await self._model_agent.startup(self._needs_model_agent, self._apis_with_models)
         await self._job_reconciler.startup()
         if self._shared_projects is not None:
             revisions = [*self._api_revisions(), *self._job_reconciler.revisions()]
@@ -374,6 +374,9 @@ class Operator:
 
     def _needs_model_agent(self) -> bool:
         """Return True if an API or a running replica has models; in a cluster the agent lists them for the nodes."""
-        return any(loads_models(revision.spec) for revision in self._api_revisions()) or any(
+        return bool(self._apis_with_models()) or any(
             spec.model_agent_socket for spec, _ in self._engine.replicas().values()
         )
+
+    def _apis_with_models(self) -> set[str]:
+        return {revision.spec.name for revision in self._api_revisions() if loads_models(revision.spec)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -320,3 +321,25 @@ def test_an_agent_without_clients_ends(agent: RunningAgent, models: Path) -> Non
     assert agent.process.wait(PATIENCE_S) == 0
     assert not Path(agent.socket).exists()
     assert agent.contents() == []
+
+
+def test_contents_of_a_deployed_api_stay_while_it_has_no_replicas(agent: RunningAgent, models: Path) -> None:
+    agent.limits = {"first_grace_s": 0, "reconnect_s": 0, "housekeeping_s": 0.1, "linger_s": 0.1, "content_grace_s": 0}
+    agent.home.create()
+    agent.home.apis_with_models_file.write_text('["iris", "other"]')
+    with AgentClient(agent.start().socket) as operator:
+        with AgentClient(agent.socket).watch(of_dir(models)) as client:
+            digest = wait_until(client.confirmed).by_name["iris"].latest.digest
+        put(models.parent / "others" / "mnist" / "1" / "model.pkl", b"other")
+        with AgentClient(agent.socket).watch(of_dir(models.parent / "others"), "deleted") as client:
+            wait_until(client.confirmed)
+            assert len(agent.contents()) == 2
+        wait_until(lambda: agent.contents() == [digest])
+        shutil.rmtree(models)
+        models.mkdir()
+        with AgentClient(agent.socket).watch(of_dir(models)) as client:
+            assert latest(wait_until(client.confirmed)) == {"iris": "1"}
+            assert read_latest(client, "iris") == b"one"
+        agent.home.apis_with_models_file.write_text("[]")
+        wait_until(lambda: agent.contents() == [])
+        assert operator.is_lost is False

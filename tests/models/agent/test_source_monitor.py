@@ -441,8 +441,14 @@ def test_an_unreadable_saved_catalogue_is_ignored(tmp_path: Path) -> None:
     assert remembered.load("iris", SAVED_SOURCE) is None
 
 
-def test_cleared_catalogues_are_not_loaded(tmp_path: Path) -> None:
-    remembered = LastCatalogues(tmp_path)
-    remembered.save("iris", SAVED_SOURCE, CATALOGUE)
-    remembered.clear()
-    assert remembered.load("iris", SAVED_SOURCE) is None
+def test_catalogues_are_kept_for_watched_sources_and_deployed_apis_without_replicas(tmp_path: Path) -> None:
+    saved = LastCatalogues(tmp_path)
+    other = replace(SAVED_SOURCE, poll_interval_s=1.0)
+    for api, source in (("iris", SAVED_SOURCE), ("iris", other), ("idle", SAVED_SOURCE), ("gone", SAVED_SOURCE)):
+        saved.save(api, source, CATALOGUE)
+    (tmp_path / "unreadable.json").write_bytes(b"{")
+    assert saved.keep_only({("iris", SAVED_SOURCE)}, {"iris", "idle"}) == {"idle": frozenset({"aa"})}
+    assert len(list(tmp_path.iterdir())) == 2
+    assert saved.load("iris", SAVED_SOURCE) == saved.load("idle", SAVED_SOURCE) == CATALOGUE
+    assert saved.keep_only((), ()) == {}
+    assert list(tmp_path.iterdir()) == []

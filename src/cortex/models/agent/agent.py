@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import orjson
+
 from cortex.errors import CortexError, StorageError
 from cortex.home import Home
 from cortex.models.agent.content_store import ContentStore
@@ -106,6 +108,7 @@ class ModelAgentServer:
         self._listing_client = ListingClient(home.listings_socket, limits.silence_s, logger) if is_node else None
         self._listing_server = None if is_node else ListingServer(self._list, self._concurrent_listings, logger)
         self._had_monitors = False
+        self._idle_apis: set[str] = set()  #: those whose contents are kept although nobody watches their sources
         self._stop = asyncio.Event()
         self._idle_since = time.monotonic()
 
@@ -311,12 +314,26 @@ class ModelAgentServer:
         # An agent that never had a source can't know what is needed: replicas may still wait for their environment.
         is_over = is_idle and self._had_monitors and not self._monitors
         if is_over or (self._had_monitors and now - started_at >= limits.first_grace_s):
+            self._retain_of_idle_apis()
             await self._contents.collect_garbage(0 if is_over else limits.content_grace_s)
-        if is_over:
-            self._last_catalogues.clear()
         if is_idle and not self._clients:
             self._logger.info("model agent ends: it has no clients")
             self._stop.set()
+
+    def _retain_of_idle_apis(self) -> None:
+        """Keep what deployed APIs without replicas have served, such as those that are scaled to zero."""
+        contents = self._last_catalogues.keep_only(self._monitors, _deployed_apis(self._home))
+        for api in self._idle_apis | contents.keys():
+            self._contents.retain((api, self._last_catalogues), contents.get(api))
+        self._idle_apis = {*contents}
+
+
+def _deployed_apis(home: Home) -> list[str]:
+    """Return the names of the APIs with models, which the operator writes; none on a node of a cluster."""
+    try:
+        return list(orjson.loads(home.apis_with_models_file.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 class ClientConnection(asyncio.Protocol):

@@ -406,18 +406,45 @@ class LastCatalogues:
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = file.with_suffix(".part")
-            part.write_bytes(Catalogue(catalogue.models).to_json())
+            saved = {"api": api, "source": source.to_data(), "models": catalogue.models, "problems": ()}
+            part.write_bytes(orjson.dumps(saved))
             part.rename(file)
 
-    def clear(self) -> None:
-        """Delete all saved catalogues."""
+    def keep_only(
+        self, watched: Collection[tuple[str, ModelSource]], deployed: Collection[str]
+    ) -> dict[str, frozenset[str]]:
+        """Delete the catalogues that nobody needs; return the contents of deployed APIs that nobody watches.
+
+        These have no replicas at present. When they have some again, the source may have lost its models.
+        """
+        files = {self._file(api, source).name for api, source in watched}
+        idle = frozenset(deployed) - {api for api, _ in watched}
+        contents: dict[str, frozenset[str]] = {}
         with contextlib.suppress(OSError):
             for file in self._folder.iterdir():
-                file.unlink(missing_ok=True)
+                if file.name in files:
+                    continue
+                api, digests = _saved_contents(file)
+                if api in idle:
+                    contents[api] = contents.get(api, frozenset()) | digests
+                else:
+                    file.unlink(missing_ok=True)
+        return contents
 
     def _file(self, api: str, source: ModelSource) -> Path:
         key = orjson.dumps([api, source.to_data()], option=orjson.OPT_SORT_KEYS)
         return self._folder / f"{hashlib.sha256(key).hexdigest()[:32]}.json"
+
+
+def _saved_contents(file: Path) -> tuple[str, frozenset[str]]:
+    """Return the API of a saved catalogue, and the contents that it retains; ("", …) if it is not readable."""
+    try:
+        data = file.read_bytes()
+        plain = orjson.loads(data)
+        source = ModelSource.from_data(plain["source"])
+        return str(plain["api"]), retained_digests(source, Catalogue.from_json(data))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", frozenset()
 
 
 # The monitor.
