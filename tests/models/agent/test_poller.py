@@ -122,3 +122,16 @@ async def test_a_slow_store_is_listed_for_a_tenth_of_the_time_at_most(monkeypatc
         store.takes_s = 0.0
         await until(lambda: len(listener.listings) == 2)
         assert store.listed_at[1] - store.listed_at[0] > 1.4
+
+
+async def test_a_store_that_does_not_answer_is_reported_while_the_listing_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cortex.models.agent.poller.SILENCE_S", 0.05)
+    async with polling() as (poller, store):
+        store.takes_s = 0.5
+        listener = Listener(0.01)
+        poller.add(listener)
+        await until(lambda: listener.errors)
+        assert listener.errors[0].startswith("s3://b/m has not been listed within 0 s: its store does not answer")
+        await until(lambda: listener.listings)

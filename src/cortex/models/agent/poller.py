@@ -39,6 +39,9 @@ ListRemotely = Callable[[Prefix, float, float, RemoteListing | None], Awaitable[
 #: A listing that takes longer is slow: polling may then keep the store busy for a tenth of the time only.
 SLOW_LISTING_S = 1.0
 _SLOW_SHARE = 0.1
+#: A listing that takes longer, and twice as long as the one before, is reported while it continues. Its requests fail
+#: later (`storage.locations`), because some stores are slow.
+SILENCE_S = 10.0
 #: Maximum delay before a failed listing is retried.
 MAX_RETRY_S = 10.0
 _BACKOFF = Backoff(1.0, MAX_RETRY_S, jitter=0.1)
@@ -84,6 +87,7 @@ class Poller:
         self._newest_at = -math.inf  #: when the newest listing began; monotonic
         self._recent: list[Listing] = []  #: the last two, which confirm each other
         self._error: str | None = None
+        self._silence_s = SILENCE_S
         self._earliest_at = 0.0  #: no listing begins before; monotonic
         self._begun_at = 0.0
         self._soon_at = math.inf
@@ -153,8 +157,13 @@ class Poller:
             if listing is None:
                 async with self._concurrency:
                     self._newest_at = time.monotonic()
-                    listing = await self._list_prefix(self._prefix)
+                    silence = asyncio.get_running_loop().call_later(self._silence_s, self._report_silence)
+                    try:
+                        listing = await self._list_prefix(self._prefix)
+                    finally:
+                        silence.cancel()
                     store_s = time.monotonic() - self._newest_at
+                    self._silence_s = max(SILENCE_S, 2 * store_s)
         except StorageError as error:
             return self._fail(str(error)), store_s
         except Exception as error:  # stores hold arbitrary keys: none of them may end the polling of other prefixes
@@ -180,6 +189,13 @@ class Poller:
         # The interval counts from the start of the shared listing, so that all nodes are due at about the same time.
         self._begun_at = self._newest_at = remote.begun_at
         return remote.listing
+
+    def _report_silence(self) -> None:
+        if self._error is None:
+            self._fail(
+                f"{self._prefix.url} has not been listed within {self._silence_s:.0f} s: its store does not answer, "
+                "or is slow; the listing continues"
+            )
 
     def _fail(self, message: str) -> str:
         if message != self._error:
