@@ -273,7 +273,7 @@ def test_deep_nesting_is_refused() -> None:
         read(Node, '{"children":[' * depth + "]}" * depth)
 
 
-@pytest.mark.parametrize("annotation", [Any, object, typing.TypeVar("T"), FormData | bytes])
+@pytest.mark.parametrize("annotation", [Any, object, typing.TypeVar("T"), FormData | Any])
 def test_an_annotation_that_allows_anything_validates_nothing(annotation: Any) -> None:
     assert payload_type(annotation) is None
 
@@ -606,7 +606,7 @@ def test_a_form_has_fields() -> None:
     plain, upload = payload_type(dict), payload_type(UploadFile)
     assert plain is not None
     assert upload is not None
-    assert plain.from_form(form) is form
+    assert plain.from_form(form) == {"a": "1"}
     with pytest.raises(PayloadError, match="a form with one file, but has 0"):
         upload.from_form(form)
 

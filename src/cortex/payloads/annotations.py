@@ -2,7 +2,7 @@
 
     annotation                                    read by
     none, Any, object                             nothing: the payload is what the content type says
-    dict, list, str, bytes, FormData                      `payload_type`: no import
+    dict, list, str, bytes, FormData              `payload_type`: no import
     numpy.ndarray, pandas.DataFrame, PIL images,  `annotated_arrays`, `annotated_files`: what the user's code has
     UploadFile                                    imported itself
     everything else                               pydantic, as FastAPI does: models, dataclasses, TypedDict, generics
@@ -35,11 +35,13 @@ from cortex.payloads.payload_type import (
     TEXT_TYPE,
     BytesType,
     FormType,
+    FormUnionType,
     ListType,
     ObjectType,
     Part,
     PayloadType,
     TextType,
+    fields_of,
 )
 from cortex.payloads.signature import BodySignature, Json
 from cortex.payloads.validation import MAX_LISTED, PayloadError, from_pydantic
@@ -88,18 +90,16 @@ def payload_type(annotation: Any) -> PayloadType | None:
     """Return the type of a payload; None if anything is allowed. Raises: AnnotationProblem."""
     try:
         bare, is_optional = _without_none(annotation)
-        others = _other_than_form(bare)
         if _is_anything(bare):
             return None
-        found: PayloadType | None
-        if others is None:
-            found = _library_type(bare) or _builtin_type(bare) or _with_text_or_bytes(bare) or JsonType(annotation)
-        elif not others:
-            found = FormType()
-        else:
-            found = _builtin_type(others[0]) if len(others) == 1 else None
-            if not isinstance(found, ObjectType):  # which takes forms, too
-                return None
+        found: PayloadType = (
+            _form_type(bare)
+            or _form_union(bare)
+            or _library_type(bare)
+            or _builtin_type(bare)
+            or _with_text_or_bytes(bare)
+            or JsonType(annotation)
+        )
     except Exception as error:  # the user's types run code of their own
         raise AnnotationProblem(_reason(error)) from error
     if is_optional:
@@ -108,14 +108,24 @@ def payload_type(annotation: Any) -> PayloadType | None:
 
 
 def _is_anything(annotation: Any) -> bool:
+    if get_origin(annotation) in _UNIONS:
+        return any(map(_is_anything, get_args(annotation)))
     return isinstance(annotation, typing.TypeVar) or any(annotation is untyped for untyped in _UNTYPED)
 
 
-def _other_than_form(annotation: Any) -> list[Any] | None:
-    """Return the other members of a union with starlette's `FormData`; none for itself, and None without it."""
-    members = [*get_args(annotation)] if get_origin(annotation) in _UNIONS else [annotation]
-    others = [each for each in members if getattr(each, "__name__", "") not in ("FormData", "NoneType")]
-    return others if any(getattr(each, "__name__", "") == "FormData" for each in members) else None
+def _form_type(annotation: Any) -> PayloadType | None:
+    """Return the type of starlette's `FormData` and of uploads; None for all others."""
+    return FormType() if getattr(annotation, "__name__", "") == "FormData" else _upload_type(annotation)
+
+
+def _form_union(annotation: Any) -> PayloadType | None:
+    """Return the type of a union with a form or an upload; None for all others."""
+    members = get_args(annotation) if get_origin(annotation) in _UNIONS else ()
+    for member in members:
+        if form_type := _form_type(member):
+            other = payload_type(Union[tuple(each for each in members if each is not member)])  # noqa: UP007 - as below
+            return FormUnionType(form_type, other) if other else None
+    return None
 
 
 def element(annotation: Any) -> Any:
@@ -266,18 +276,10 @@ def _library_name(cls: Any) -> str:
 
 def _library_type(annotation: Any) -> PayloadType | None:
     """Return the type of an array, frame, image or upload; None for all others."""
+    if found := _upload_type(annotation):
+        return found
     cls = _class_of(annotation)
-    is_many = is_list(annotation) and len(get_args(annotation)) == 1
-    if is_many:
-        cls = _class_of(get_args(annotation)[0])
     if not isinstance(cls, type):
-        return None
-    names = [f"{base.__module__}.{base.__name__}" for base in cls.__mro__]
-    if "starlette.datastructures.UploadFile" in names:
-        from cortex.payloads import annotated_files  # noqa: PLC0415 - few payloads are files
-
-        return annotated_files.UploadType(is_many)
-    if is_many:
         return None
     name = _library_name(cls)
     if name in ("numpy.ndarray", "pandas.DataFrame"):
@@ -285,11 +287,25 @@ def _library_type(annotation: Any) -> PayloadType | None:
 
         is_array = name == "numpy.ndarray"
         return annotated_arrays.array_type(annotation) if is_array else annotated_arrays.FrameType()
-    if "PIL.Image.Image" in names:
+    if "PIL.Image.Image" in _names(cls):
         from cortex.payloads import annotated_files  # noqa: PLC0415 - as above
 
         return annotated_files.ImageType()
     return None
+
+
+def _upload_type(annotation: Any) -> PayloadType | None:
+    """Return the type of an upload, or of a list of them; None for all others."""
+    is_many = is_list(annotation) and len(get_args(annotation)) == 1
+    if "starlette.datastructures.UploadFile" not in _names(_class_of(element(annotation) if is_many else annotation)):
+        return None
+    from cortex.payloads import annotated_files  # noqa: PLC0415 - few payloads are files
+
+    return annotated_files.UploadType(is_many)
+
+
+def _names(cls: Any) -> list[str]:
+    return [f"{base.__module__}.{base.__name__}" for base in cls.__mro__] if isinstance(cls, type) else []
 
 
 # Types that pydantic reads.
@@ -368,7 +384,7 @@ class JsonType(PayloadType):
         return from_pydantic(error, value)
 
     def from_form(self, form: Any) -> Any:
-        fields = _fields(form)
+        fields = fields_of(form)
         try:
             return self._adapter.validator.validate_python(fields)
         except self._error as error:
@@ -386,12 +402,6 @@ class JsonType(PayloadType):
         from pydantic_core import SchemaValidator  # noqa: PLC0415 - as above
 
         return SchemaValidator(_failing_fast(self._adapter.core_schema), _use_prebuilt=False)
-
-
-def _fields(form: Any) -> dict[str, Any]:
-    """Return the fields of a form as a JSON object; one that occurs more than once is a list."""
-    values = {name: form.getlist(name) for name in form}
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def _lists_of_one(error: ValidationError, fields: Json) -> Json:
@@ -419,8 +429,10 @@ def _for_pydantic(annotation: Any) -> Any:
         return Annotated[(_for_pydantic(arguments[0]), *arguments[1:])]
     if origin in _UNIONS:
         return Union[tuple(map(_for_pydantic, arguments))]  # noqa: UP007 - not known before
-    if origin is abc.Iterable:  # pydantic would validate each element only when the user's code reaches it
-        return list[_for_pydantic(arguments[0])]  # type: ignore[misc]
+    if (
+        origin or annotation
+    ) is abc.Iterable:  # pydantic would validate an element only when the user's code reaches it
+        return list[_for_pydantic((arguments or (Any,))[0])]  # type: ignore[misc]
     if origin is not None and origin is not typing.Literal:
         converted = tuple(map(_for_pydantic, arguments))
         return annotation if converted == arguments else origin[converted]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Final
 
 from cortex.payloads.signature import BodySignature, Json
@@ -81,13 +83,13 @@ class PayloadType(ABC):
 
 
 class ObjectType(PayloadType):
-    """`dict`: any JSON object, or a form as it is."""
+    """`dict`: any JSON object, or the fields of a form."""
 
     def from_json(self, value: Any, text: bytes) -> Any:
         return value if isinstance(value, dict) or self.is_none(value) else _refuse("dict_type", "dictionary")
 
     def from_form(self, form: Any) -> Any:
-        return form
+        return fields_of(form)
 
 
 class FormType(PayloadType):
@@ -109,6 +111,40 @@ class FormType(PayloadType):
 
     def from_form(self, form: Any) -> Any:
         return form
+
+
+class FormUnionType(PayloadType):
+    """A union of a form, or of a file in a form, with what other bodies are."""
+
+    def __init__(self, form_type: PayloadType, other: PayloadType) -> None:
+        super().__init__(other.schema)
+        self.media_type = other.media_type
+        form = form_type.signature
+        of_form = replace(form, alternatives=()), *form.alternatives
+        self.alternatives = (*other.alternatives, *of_form)
+        self.reads_bytes = other.reads_bytes
+        self.is_form = form_type.is_form and other.reads_bytes  # otherwise `curl -d` may send JSON as a form
+        self._default, self._is_required = other._default, other._is_required
+        self._form_type = form_type
+        self._other = other
+
+    def set_default(self, value: Any) -> None:
+        super().set_default(value)
+        self._other.set_default(value)
+
+    def from_json(self, value: Any, text: bytes) -> Any:
+        return self._other.from_json(value, text)
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        return self._other.from_bytes(body, media_type)
+
+    def from_form(self, form: Any) -> Any:
+        try:
+            return self._form_type.from_form(form)
+        except PayloadError:
+            with contextlib.suppress(PayloadError):
+                return self._other.from_form(form)
+            raise
 
 
 class ListType(PayloadType):
@@ -151,6 +187,15 @@ class BytesType(PayloadType):
 
     def from_json(self, value: Any, text: bytes) -> Any:
         return text
+
+    def from_bytes(self, body: bytes, media_type: str) -> Any:
+        return body
+
+
+def fields_of(form: Any) -> dict[str, Any]:
+    """Return the fields of a form as a JSON object; one that occurs more than once is a list."""
+    values = {name: form.getlist(name) for name in form}
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def _refuse(kind: str, wanted: str) -> Any:

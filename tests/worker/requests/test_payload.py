@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
@@ -21,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 
 from cortex.errors import UserError
 from cortex.payloads.annotations import payload_type
@@ -256,6 +257,50 @@ def test_an_empty_body_is_the_default_of_a_form():
     assert parse_typed(payload_type(FormData | dict), JSON, b'{"a": 1}') == {"a": 1}
     with pytest.raises(PayloadError):
         parse_typed(payload_type(FormData | dict), JSON, b"[1]")
+
+
+FILE = multipart((b'name="f"; filename="x.txt"', b"hello"))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "content_type", "body", "expected"),
+    [
+        (dict, FORMS[0], b"a=1&b=2&b=3", {"a": "1", "b": ["2", "3"]}),
+        (dict, MULTIPART, multipart((b'name="a"', b"1")), {"a": "1"}),
+        (dict[str, Any] | None, FORMS[0], b"a=1", {"a": "1"}),
+        (Mapping, FORMS[0], b"a=1", {"a": "1"}),
+        (FormData | dict, FORMS[0], b"a=1", FormData([("a", "1")])),
+        (FormData | str, FORMS[0], b"a=1", FormData([("a", "1")])),
+        (FormData | str, b"text/plain", b"hello", "hello"),
+        (FormData | str, JSON, b'{"a": 1}', "Input should be a valid string"),
+        (FormData | bytes, JSON, b'{"a": 1}', b'{"a": 1}'),
+        (FormData | bytes | None, None, b"", None),
+        (UploadFile | bytes, MULTIPART, FILE, UploadFile),
+        (UploadFile | bytes, MULTIPART, multipart((b'name="a"', b"1")), "Input should be a form with one file"),
+        (UploadFile | bytes, b"image/png", b"\x89PNG", b"\x89PNG"),
+        (UploadFile | dict, MULTIPART, multipart((b'name="a"', b"1")), {"a": "1"}),
+        (UploadFile | dict, JSON, b'{"a": 1}', {"a": 1}),
+        (Iterable, JSON, b"[1]", [1]),
+        (Iterable, JSON, b'"text"', "Input should be a valid array"),
+        (list, FORMS[0], b"a=1", "Input should not be a form"),
+    ],
+)
+def test_a_payload_is_of_its_annotated_type_whatever_the_content_type(annotation, content_type, body, expected):
+    kind = payload_type(annotation)
+    if isinstance(expected, str) and expected.startswith("Input"):
+        with pytest.raises(PayloadError, match=expected):
+            parse_typed(kind, content_type, body)
+        return
+    value = parse_typed(kind, content_type, body)
+    assert (
+        isinstance(value, expected)
+        if isinstance(expected, type)
+        else (type(value), value)
+        == (
+            type(expected),
+            expected,
+        )
+    )
 
 
 def test_a_large_field_of_a_form_is_accepted():
