@@ -195,7 +195,8 @@ def test_an_annotated_method_is_described_by_its_models() -> None:
     assert body["content"]["application/json"]["examples"]["sample"]["value"] == {"sepal": 1.5}
     assert document["components"]["schemas"]["Iris"] == TypeAdapter(Iris).json_schema()
     responses = operation["responses"]
-    assert {*responses} == {"200", "400", "404", "408", "413", "422", "500", "502", "503", "504", "default"}
+    refusals = {"400", "404", "408", "413", "415", "422", "431"}
+    assert {*responses} == {"200", *refusals, "500", "502", "503", "504", "default"}
     invalid = responses["422"]["content"]["application/json"]["schema"]["anyOf"]
     assert [each["$ref"].rpartition("/")[2] for each in invalid] == ["ValidationErrorResponse", "ErrorResponse"]
     assert "detail" in document["components"]["schemas"]["ErrorResponse"]["properties"]
@@ -395,7 +396,10 @@ def test_the_result_of_an_async_api_is_that_of_its_workloads() -> None:
     assert document["components"]["schemas"]["IrisWorkload"]["properties"]["result"] == {
         "$ref": "#/components/schemas/Cat"
     }
-    assert of(document, "/iris")["responses"]["400"]["content"].keys() >= {"text/plain"}
+    send = of(document, "/iris")["responses"]
+    assert send["400"]["content"].keys() >= {"text/plain"}
+    assert send["415"]["content"].keys() == {"text/plain"} and "Accept-Encoding" in send["415"]["headers"]
+    assert "415" not in get["responses"] and "431" in get["responses"]
 
 
 def test_a_splitter_describes_the_methods_of_all_its_apis() -> None:

@@ -20,6 +20,7 @@ _REQUEST_ID_HEADER = "X-Cortex-Request-ID"
 _RETRY = "Retry-After"
 _ALLOW = "Allow"
 _CHALLENGE = "WWW-Authenticate"
+_CODINGS = "Accept-Encoding"
 HEADERS: Json = {
     _REQUEST_ID_HEADER: {
         "description": "The id under which the request is logged",
@@ -27,6 +28,7 @@ HEADERS: Json = {
     },
     _RETRY: {"description": "Seconds after which to try again", "schema": {"type": "integer"}},
     _ALLOW: {"description": "The verbs that the path supports", "schema": {"type": "string"}},
+    _CODINGS: {"description": "The content codings of bodies that are supported", "schema": {"type": "string"}},
     _CHALLENGE: {"description": "How to send a key", "schema": {"type": "string", "const": "Bearer"}},
 }
 
@@ -99,6 +101,8 @@ SECURITY_SCHEMES: Json = {
 #: Either of the headers suffices.
 SECURITY: list[Json] = [{"ApiKey": []}, {"ApiKeyHeader": []}]
 
+_LARGE_HEAD = "The URL and the headers are too large"
+
 
 def response(description: str, content: Json, *headers: str) -> Json:
     """Return a response; `headers` are those besides the request id."""
@@ -121,7 +125,7 @@ def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool, in_openai
         "408": response("The request was not received in time", content),
     }
     if has_body:
-        found["413"] = response(f"The body is larger than {api.max_body_bytes} bytes", content)
+        found |= _body_errors(api, content)
     if is_typed:
         # The API's code may refuse a request with this status itself, and any detail.
         either = {"anyOf": [schema("ValidationErrorResponse"), schema("ErrorResponse")]}
@@ -129,6 +133,7 @@ def of_requests(api: DocumentedApi, *, has_body: bool, is_typed: bool, in_openai
         found["422"] = response("The body, or a parameter of the path, does not match its schema", invalid)
     return {
         **found,
+        "431": response(_LARGE_HEAD, content),
         "500": response("The code of the API raised an exception, or its process died", content),
         "502": response("The replica closed the connection before it answered", content),
         "503": response("The queue is full, or no replica is ready", content, _RETRY),
@@ -145,16 +150,25 @@ def of_operator(api: DocumentedApi, content: Json, *, has_body: bool, not_found:
     if not_found:
         found["404"] = response(not_found, content)
     if has_body:
-        found["413"] = response(f"The body is larger than {api.max_body_bytes} bytes", content)
+        found |= _body_errors(api, content)
     return {
         **found,
         **key_errors(api, gateway),
         "408": response("The request was not received in time", json_content("ErrorResponse")),
+        "431": response(_LARGE_HEAD, gateway),
         "500": response("Internal error", content),
         "502": response("The operator stopped before it answered", gateway),
         "503": response("The operator is not running, or busy", anyone, _RETRY),
         "504": response("The operator did not answer in time", gateway),
         "default": response("Another error: 405 for verbs that are not described here", content, _ALLOW),
+    }
+
+
+def _body_errors(api: DocumentedApi, content: Json) -> Json:
+    coding = "The body has a Content-Encoding that is not supported, or is text in a character set that is not"
+    return {
+        "413": response(f"The body is larger than {api.max_body_bytes} bytes", content),
+        "415": response(coding, content, _CODINGS),
     }
 
 
