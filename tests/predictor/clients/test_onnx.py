@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from cortex.errors import ModelError, ModelFormatError
+from cortex.models.formats.detection import check_signature, detect
 from cortex.models.loader import LoadRequest
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.clients.builder import choose_threads
@@ -62,12 +63,20 @@ OPTIONAL = helper.make_value_info(
             "has the output 's' of the type seq(tensor(float)),",
         ),
         (
+            graph(
+                [Value("b", TensorProto.BFLOAT16, [1]), FLOATS],
+                [Value("y", TensorProto.FLOAT, None)],
+                [helper.make_node("Cast", ["b"], ["c"], to=1), helper.make_node("Add", ["c", "x"], ["y"])],
+            ),
+            "has the input 'b' of the type tensor(bfloat16),",
+        ),
+        (
             graph([OPTIONAL], [FLOATS], [helper.make_node("OptionalGetElement", ["o"], ["x"])]),
             "has the input 'o' of the type optional(tensor(float)),",
         ),
     ],
 )
-def test_a_model_that_requests_without_code_can_not_run_is_refused_when_it_is_loaded(
+def test_a_model_that_requests_without_code_can_not_run_is_refused_before_a_deploy_and_when_it_is_loaded(
     tmp_path: Path, content: bytes, words: str
 ) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
@@ -75,6 +84,9 @@ def test_a_model_that_requests_without_code_can_not_run_is_refused_when_it_is_lo
     with pytest.raises(ModelFormatError) as caught:
         OnnxLoader(False, 1, has_code=False).load(request(tmp_path))
     assert words in str(caught.value) and "onnx_client" in str(caught.value)
+    with pytest.raises(ModelFormatError) as found:
+        check_signature(detect(tmp_path))
+    assert str(found.value).partition(" has the ")[2] == str(caught.value).partition(" has the ")[2]
 
 
 def test_inputs_of_any_rank_differ_from_scalars_and_those_with_a_default_are_optional(tmp_path: Path) -> None:
@@ -91,6 +103,7 @@ def test_inputs_of_any_rank_differ_from_scalars_and_those_with_a_default_are_opt
         opset_imports=[helper.make_opsetid("", 15)],
     )
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    check_signature(detect(tmp_path))
     model = OnnxLoader(False, 1, has_code=False).load(request(tmp_path))
     assert model.signature.inputs == (
         TensorSignature("any", "FP32", (-1,), any_shape=True),

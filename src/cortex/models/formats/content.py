@@ -55,6 +55,7 @@ class ModelContent:
     code: str = ""  #: why loading it runs code from the file; "": it does not
     requirements: tuple[ModelRequirement, ...] = ()
     data_files: tuple[str, ...] = ()  #: in the same folder, which belong to it
+    needs_code: str = ""  #: why no request without code around it can call it
 
 
 class UnknownContentError(ModelFormatError):
@@ -264,10 +265,11 @@ def _onnx(file: _File) -> ModelContent | None:
         return None
     try:
         data_files = onnx_file.check_external_data(file.stream, file.size, file.path)
+        needs_code = onnx_file.why_code_is_needed(file.stream, file.size)
     except protobuf.MessageError as exc:
         raise file.damaged(f"is a truncated or damaged ONNX file ({exc})") from None
     description = f"an ONNX model: a protobuf message with a graph, {header.describe()}"
-    return ModelContent("onnx", description, requirements=(header.requirement(),), data_files=data_files)
+    return ModelContent("onnx", description, "", (header.requirement(),), data_files, needs_code)
 
 
 # Formats that cortex can't run.

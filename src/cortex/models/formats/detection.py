@@ -39,6 +39,7 @@ class Detection:
     code: str = ""  #: why loading it runs code from its files; "": it does not
     requirements: tuple[ModelRequirement, ...] = ()
     signatures: tuple[str, ...] = ()  #: of a SavedModel
+    needs_code: str = ""  #: why only a class can call it; "": requests without code can
     versions: tuple[str, ...] = ()  #: numbered folders of the given path, the newest last
 
     @property
@@ -72,9 +73,14 @@ def detect(path: str | Path, root: str | Path | None = None) -> Detection:
 
 
 def check_signature(detection: Detection) -> None:
-    """Raise ModelFormatError if it is ambiguous which signature of a SavedModel runs; `type: model` can't choose."""
+    """Raise ModelFormatError if no request to an API without code can run a model.
+
+    It is ambiguous which signature of a SavedModel runs, say: `type: model` can't choose.
+    """
     if detection.format == "tensorflow":
         choose_signature(detection.signatures, None, detection.path)
+    if detection.needs_code:
+        raise ModelFormatError(f"{detection.path} {detection.needs_code}")
 
 
 def describe_format(path: str | Path) -> str:
@@ -90,7 +96,8 @@ def _detect_file(file: Path) -> Detection:
 
 
 def _detection(file: Path, found: ModelContent) -> Detection:
-    return Detection(found.format, str(file), f"{file.name} is {found.description}", found.code, found.requirements)
+    reason = f"{file.name} is {found.description}"
+    return Detection(found.format, str(file), reason, found.code, found.requirements, needs_code=found.needs_code)
 
 
 def _detect_folder(folder: Path, root: Path, *, in_versions: bool = False) -> Detection:

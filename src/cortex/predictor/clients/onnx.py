@@ -20,7 +20,7 @@ import onnxruntime
 
 from cortex.errors import ModelError, ModelFormatError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
-from cortex.models.formats.onnx_file import check_external_data, unranked
+from cortex.models.formats.onnx_file import DATATYPES, MAPS, check_external_data, unranked, unusable_value
 from cortex.models.formats.protobuf import MessageError
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
@@ -67,18 +67,6 @@ _TYPES: Mapping[str, tuple[str, int]] = {
     _STRING: ("string", 7),
 }
 
-_DATATYPES: Mapping[str, str] = {
-    "tensor(bool)": "BOOL",
-    **{f"tensor(int{bits})": f"INT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"tensor(uint{bits})": f"UINT{bits}" for bits in (8, 16, 32, 64)},
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    _STRING: "BYTES",
-}
-#: Outputs of classifiers: for each row, the probability of each class.
-_MAPS = frozenset({"seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))"})
-
 #: Common types of values that are not mappings; isinstance(value, Mapping) is slower than converting a row.
 _NEVER_NAMED = frozenset({np.ndarray, list, tuple, float, int, str, bytes})
 
@@ -109,15 +97,15 @@ class OnnxModel:
         outputs = []
         for output in self.session.get_outputs():
             labels = self._classes.get(output.name, ())
-            if output.type in _DATATYPES:
+            if output.type in DATATYPES:
                 outputs.append(self._tensor(output, is_optional=False))
-            elif output.type in _MAPS:
+            elif output.type in MAPS:
                 outputs.append(TensorSignature(output.name, "FP32", (-1, len(labels) or -1), labels=labels))
         optional = {each.name for each in self.session.get_overridable_initializers()}
         inputs = [
             self._tensor(each, is_optional=each.name in optional)
             for each in (*self.session.get_inputs(), *self.session.get_overridable_initializers())
-            if each.type in _DATATYPES
+            if each.type in DATATYPES
         ]
         name, reason = self.request.model, describe_format(self.request.path)
         return ModelSignature(name, "onnxruntime_onnx", tuple(inputs), tuple(outputs), reason)
@@ -125,24 +113,13 @@ class OnnxModel:
     def _tensor(self, arg: NodeArg, *, is_optional: bool) -> TensorSignature:
         is_open = not arg.shape and arg.name in self._unranked
         shape = (-1,) if is_open else tuple(size if isinstance(size, int) and size >= 0 else -1 for size in arg.shape)
-        return TensorSignature(arg.name, _DATATYPES[arg.type], shape, optional=is_optional, any_shape=is_open)
+        return TensorSignature(arg.name, DATATYPES[arg.type], shape, optional=is_optional, any_shape=is_open)
 
     def check_types(self) -> None:
         """Check that requests without code can run the model. Raises: ModelFormatError."""
-        inputs = self.session.get_inputs()
-        has_tensor = any(each.type in _DATATYPES for each in inputs)  # beside it, others may be left out
-        for each in inputs:
-            if each.type not in _DATATYPES and not (has_tensor and each.type.startswith("optional(")):
-                raise self._without_code("input", each)
-        outputs = self.session.get_outputs()
-        if outputs and not any(each.type in _DATATYPES or each.type in _MAPS for each in outputs):
-            raise self._without_code("output", outputs[0])
-
-    def _without_code(self, side: str, arg: NodeArg) -> ModelFormatError:
-        return ModelFormatError(
-            f"{self.request.label} has the {side} {arg.name!r} of the type {arg.type}, which APIs without code can't "
-            "have; write a class with `type: onnx`, whose onnx_client passes it on"
-        )
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        if reason := unusable_value([(each.name, each.type) for each in inputs], [(o.name, o.type) for o in outputs]):
+            raise ModelFormatError(f"{self.request.label} {reason}")
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Run the model on arrays by name. Raises: ModelInputError."""
@@ -175,7 +152,7 @@ class OnnxModel:
         with contextlib.suppress(Exception):  # a model may reject zeros
             outputs = self.session.run(None, zeros, quiet)
             for output, value in zip(self.session.get_outputs(), outputs, strict=True):
-                if output.type in _MAPS:
+                if output.type in MAPS:
                     self._classes[output.name] = tuple(map(str, value[0]))
 
 
