@@ -175,6 +175,8 @@ class _Reader:
         self._labels = self._matrix.labels if self._matrix is not None else ()
         self._only = only
         self._optional = {tensor.name for tensor in self._inputs if tensor.optional}
+        #: Columns that may lack values; those of numbers are NaN in any case.
+        self._nullable = self._optional if signature.platform == "mlflow" else set()
         self._takes_bytes = only is not None and only.datatype == "BYTES"
         #: Whether each input is one column, so that a row has a value for each.
         self._is_columns = self._matrix is None and not any(
@@ -251,7 +253,11 @@ class _Reader:
             if len(row) != len(header):
                 raise ModelInputError(f"row {number} has {len(row)} cells, but the header has {len(header)}")
         kinds = [DTYPES[(self._matrix or self._by_name[name]).datatype].kind for name in header]
-        rows = [[_CELLS[kind](cell) for kind, cell in zip(kinds, row, strict=True)] for row in cells]
+        readers = [
+            _nullable_cell(_CELLS[kind]) if name in self._nullable else _CELLS[kind]
+            for kind, name in zip(kinds, header, strict=True)
+        ]
+        rows = [[read(cell) for read, cell in zip(readers, row, strict=True)] for row in cells]
         return self._table(header, rows)
 
     def tensors(self, value: Any) -> dict[str, Array]:
@@ -366,7 +372,7 @@ class _Reader:
         """Return the array of an input; with `is_rows`, each item of the value is a row. Raises: ModelInputError."""
         place = _Place(tensor.labels, column or ("" if self._only is not None else tensor.name), len(tensor.shape))
         values, shape = _flatten(value, place, tensor.datatype == "BYTES")
-        array = _array(values, shape, tensor.datatype, place).reshape(shape)
+        array = _array(values, shape, tensor.datatype, place, tensor.name in self._nullable).reshape(shape)
         if array.ndim and not len(array):
             raise ModelInputError("there are no rows")
         return array if tensor.any_shape else _fit(array, tensor, place, is_rows)
@@ -425,10 +431,19 @@ def _ragged(level: list[Any], shape: Sequence[int], place: _Place) -> ModelInput
     return ModelInputError(f"{here} {words(odd)}, but {first} {words(0)}{names}")
 
 
-def _array(values: list[Any], shape: Sequence[int], datatype: str, place: _Place) -> Array:
+def _array(values: list[Any], shape: Sequence[int], datatype: str, place: _Place, is_nullable: bool = False) -> Array:
     """Convert values to an array of a datatype; a value of another type is an error that names it."""
     dtype = DTYPES[datatype]
-    if set(map(type, values)) <= _PLAIN[dtype.kind]:
+    kinds = set(map(type, values))
+    if is_nullable and type(None) in kinds:
+        if dtype.kind not in "fO":
+            where = place.of(_index(values.index(None), shape))
+            raise ModelInputError(
+                f"{where} is null, which columns of the type {datatype} can't hold; leave the column out of all rows, "
+                "or save the model with the type double"
+            )
+        kinds.remove(type(None))
+    if kinds <= _PLAIN[dtype.kind]:
         if dtype.kind == "O":
             array: Array = np.empty(len(values), object)
             array[:] = values
@@ -514,6 +529,10 @@ _CELLS: Mapping[str, Callable[[str], Any]] = {
     "b": lambda cell: _TRUTH.get(cell.strip().lower(), cell),
     "O": lambda cell: cell,
 }
+
+
+def _nullable_cell(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda cell: read(cell) if cell.strip() else None
 
 
 def _is_number(cell: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cortex.cli.model_request import model_request
-from cortex.errors import ModelFormatError
+from cortex.errors import ModelFormatError, ModelInputError
 from cortex.models.formats.detection import detect
 from cortex.models.loader import LoadRequest
 from cortex.payloads.inference_protocol import model_document
@@ -224,6 +224,60 @@ def test_an_optional_column_may_be_left_out(tmp_path: Path) -> None:
     for record, answer in ({"a": 1.0}, 101.0), ({"a": 1.0, "b": 2.0}, 3.0):
         request = read_request([record], model.signature)
         assert request.answer(model.infer(request.inputs)) == [answer]
+
+
+@pytest.fixture(scope="module")
+def optionals(tmp_path_factory: pytest.TempPathFactory) -> RunnableModel:
+    """Return a model whose optional columns have all types, and which answers how it received them."""
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+
+    class Model(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return model_input.apply(lambda row: " ".join(f"{name}={row[name]}" for name in row.index), axis=1)
+
+    kinds = ("string", "datetime", "binary", "long", "boolean", "double")
+    columns = Schema([ColSpec("double", "x"), *(ColSpec(kind, kind, required=False) for kind in kinds)])
+    folder = tmp_path_factory.mktemp("optionals") / "m"
+    signature = ModelSignature(columns, Schema([ColSpec("string")]))
+    mlflow.pyfunc.save_model(str(folder), python_model=Model(), signature=signature, pip_requirements=["mlflow"])
+    return load(folder, trusts_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        ("string", "a", "None"),
+        ("datetime", "2021-01-05", "NaT"),
+        ("binary", {"b64": "eA=="}, "None"),
+        ("double", 1.5, "nan"),
+    ],
+)
+def test_null_is_a_missing_value_in_an_optional_column(
+    optionals: RunnableModel, kind: str, value: Any, shown: str
+) -> None:
+    import pandas as pd
+
+    if kind == "string":
+        shown = str(pd.Series(["a", None])[1])  # None or NaN, by the version of pandas
+    for values in ([None], [value, None]):
+        rows = [{"x": 1.0, kind: each} for each in values]
+        for body in (rows, {"inputs": {"x": [1.0] * len(rows), kind: values}}):
+            request = read_request(body, optionals.signature)
+            answer = request.answer(optionals.infer(request.inputs))
+            assert f"x=1.0 {kind}={shown}" in str(answer)
+    if kind != "binary":
+        request = read_request(f"x,{kind}\n1,\n", optionals.signature, "text/csv")
+        assert f"{kind}={shown}" in str(request.answer(optionals.infer(request.inputs)))
+
+
+@pytest.mark.parametrize(("kind", "datatype"), [("long", "INT64"), ("boolean", "BOOL")])
+def test_null_is_an_error_in_a_column_that_can_not_hold_it(optionals: RunnableModel, kind: str, datatype: str) -> None:
+    with pytest.raises(
+        ModelInputError, match=rf"^row 1, column '{kind}' is null, which columns of the type {datatype}"
+    ):
+        read_request([{"x": 1.0, kind: None}], optionals.signature)
 
 
 def test_a_model_without_a_signature_is_an_error(tmp_path: Path) -> None:

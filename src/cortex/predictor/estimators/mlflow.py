@@ -115,13 +115,23 @@ def _columns(context: LoadContext, schema: Any) -> Table:
         for name, kind, column in zip(shown, kinds, schema.inputs, strict=True)
     ]
     samples = {name: _SAMPLES[kind] for name, kind in zip(shown, kinds, strict=True) if kind in _SAMPLES}
-    dates = {name for name, kind in zip(shown, kinds, strict=True) if kind == "datetime"}
-    binary = {name for name, kind in zip(shown, kinds, strict=True) if kind == "binary"}
+    dates, binary, strings = (
+        {name for name, kind in zip(shown, kinds, strict=True) if kind == each}
+        for each in ("datetime", "binary", "string")
+    )
 
     def frame(columns: dict[str, Array]) -> Any:
         import pandas as pd  # noqa: PLC0415 - slow to import; mlflow has done so already
 
-        found = {name: _dates(array, name) if name in dates else array for name, array in columns.items()}
+        of_texts = pd.Series(["text"]).dtype  # a column without any text would have another one
+        found = {
+            name: _dates(array, name)
+            if name in dates
+            else pd.Series(array, dtype=of_texts)
+            if name in strings
+            else array
+            for name, array in columns.items()
+        }
         made = pd.DataFrame(found)
         return made if has_names else made.set_axis(range(len(names)), axis=1)
 
@@ -133,7 +143,9 @@ def _dates(array: Array, name: str) -> Array:
     return np.array([_date(value, row, name) for row, value in enumerate(array, 1)], "datetime64[ns]")
 
 
-def _date(text: str, row: int, name: str) -> np.datetime64:
+def _date(text: str | None, row: int, name: str) -> np.datetime64:
+    if text is None:
+        return np.datetime64("NaT", "ns")
     problem = f"it must be a date of ISO 8601, such as {_SAMPLES['datetime']}"
     try:
         if found := _DATE.fullmatch(text):
