@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from cortex.errors import format_size, type_name, with_article
+from cortex.errors import StorageError, format_size, is_disk_full, type_name, with_article
 
 
 @pytest.mark.parametrize("noun", ["a BatchAPI", "an AsyncAPI", "a list", "an int", "an OrderedDict"])
@@ -35,3 +37,11 @@ def test_a_size_has_a_readable_unit(size_bytes: int, shown: str) -> None:
 def test_the_name_of_a_type_is_bounded() -> None:
     assert type_name(ValueError()) == "ValueError"
     assert type_name(type("E" * 200_000, (Exception,), {})()) == "E" * 99 + "…"
+
+
+def test_a_full_disk_is_found_among_the_causes_of_an_error_also_if_they_are_cyclic() -> None:
+    first, second, full = StorageError("first"), ValueError("second"), OSError(errno.ENOSPC, "full")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_disk_full(first) and not is_disk_full(None)
+    second.__context__ = ExceptionGroup("several", [KeyError(1), full])
+    assert is_disk_full(first)

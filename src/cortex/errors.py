@@ -42,7 +42,7 @@ raises it.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -347,10 +347,21 @@ def format_size(size_bytes: int) -> str:
     return f"{number.rstrip('0').rstrip('.') if digits else number} {_UNITS[unit - 1]}"
 
 
+def linked_exceptions(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its causes and contexts, and the members of groups, each once: a chain may be cyclic."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        linked = waiting.pop()
+        if linked is None or id(linked) in seen:
+            continue
+        seen.add(id(linked))
+        yield linked
+        waiting += [linked.__context__, linked.__cause__]
+        waiting += linked.exceptions if isinstance(linked, BaseExceptionGroup) else ()
+
+
 def is_disk_full(error: BaseException | None) -> bool:
     """Return True if a full disk, or an exceeded quota, is among the causes of an error."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT) for each in linked_exceptions(error)
+    )

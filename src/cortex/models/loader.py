@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, cast
 
-from cortex.errors import ModelError, UserError
+from cortex.errors import ModelError, UserError, linked_exceptions
 from cortex.models.loaded_models import CallHandle, LoadedModel, LoadedModels, T, VersionKey
 from cortex.models.memory_budget import (
     MemoryBudget,
@@ -171,12 +171,8 @@ def describe_failure(name: str, number: str, cause: BaseException) -> LoadFailur
         lines = [line.strip() for line in _text(cause).splitlines() if line.strip()]
         reason = ": ".join([type(cause).__name__, *lines[:1]])[:_MESSAGE_CHARACTERS]
         detail = "".join(traceback.format_exception(cause))
-    seen: set[int] = set()
-    linked: BaseException | None = cause
-    while linked is not None and id(linked) not in seen:
-        seen.add(id(linked))
+    for linked in linked_exceptions(cause):
         traceback.clear_frames(linked.__traceback__)
-        linked = linked.__cause__ or linked.__context__
     return LoadFailure(f"failed (re-)loading model {name} of version {number}: {reason}", detail, cause)
 
 
