@@ -213,6 +213,14 @@ def test_a_multipart_form_without_its_end_is_refused(end):
         parse(MULTIPART, body + end)
 
 
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [(rb"C:\x\y.png", "y.png"), (rb"a\b.png", r"a\b.png"), (rb"a\"b.png", 'a"b.png'), (b"../y", "../y")],
+)
+def test_the_name_of_a_file_is_the_text_of_the_client_without_the_path_of_windows(sent, name):
+    assert parse(MULTIPART, multipart((b'name="f"; filename="%b"' % sent, b"1")))["f"].filename == name
+
+
 def test_a_multipart_form_may_have_a_preamble_and_an_epilogue():
     body = multipart((b'name="a"', b"1"))
     for text in (b"\r\n", b"This is a multi-part message.\r\n", b"--XY is no boundary\r\n\r\n"):
