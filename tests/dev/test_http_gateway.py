@@ -75,11 +75,11 @@ def upstream(tmp_path: Path) -> Iterator[Upstream]:
     made.close()
 
 
-async def exchange(port: int, *pieces: bytes) -> bytes:
-    """Send pieces, and return everything until the server closes the connection."""
+async def exchange(port: int, *pieces: bytes | None) -> bytes:
+    """Send pieces, and return everything until the server closes the connection; None ends the client's side of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for piece in pieces:
-        writer.write(piece)
+        writer.write(piece) if piece is not None else writer.write_eof()
         await writer.drain()
         await asyncio.sleep(0)
     data = await reader.read()
@@ -87,7 +87,7 @@ async def exchange(port: int, *pieces: bytes) -> bytes:
     return data
 
 
-def run(upstream: Any, *pieces: bytes) -> tuple[bytes, list[ServedRequest]]:
+def run(upstream: Any, *pieces: bytes | None) -> tuple[bytes, list[ServedRequest]]:
     """Return the responses to one connection, and what was logged."""
     logged: list[ServedRequest] = []
 
@@ -120,6 +120,16 @@ def test_a_request_gets_an_id_and_loses_headers_that_clients_cannot_set(upstream
     assert "x-cortex-endpoint" not in found["headers"]
     assert found["headers"]["x-cortex-request-id"].encode() in head
     assert [(each.api, each.method, each.path, each.status) for each in logged] == [("one", "POST", "/one", 200)]
+
+
+def test_a_request_that_its_client_ends_too_early_is_refused(upstream: Upstream) -> None:
+    response, logged = run(upstream, b"POST /one HTTP/1.1\r\ncontent-length: 100\r\n" + JSON + b"\r\nabc", None)
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(body)
+    assert error["error"] == "the connection ended before the request body was complete"
+    assert b"x-cortex-request-id: " + error["request_id"].encode() in head
+    assert [(each.status, each.reason) for each in logged] == [(400, error["error"])]
 
 
 def test_chunked_bodies_streams_and_several_requests_on_a_connection(upstream: Upstream) -> None:

@@ -225,7 +225,10 @@ class DevGateway:
             sending = asyncio.create_task(client.send_body(exchange.head, writer))
             try:
                 exchange.status = await _Response(exchange, reader, client).relay()
-                if not exchange.status and not client.reader.at_eof():
+                if not exchange.status and client.is_incomplete:
+                    exchange.status, exchange.reason = 400, "the connection ended before the request body was complete"
+                    await client.respond_error(400, exchange.reason, exchange.request_id)
+                elif not exchange.status and not client.reader.at_eof():
                     await self._answer_for_process(client, exchange, await route.upstream.exit_reason(connection))
             finally:
                 sending.cancel()
@@ -326,6 +329,7 @@ class _ClientConnection:
         self.reader = reader
         self.error = ""  #: why what the client has sent is not HTTP
         self.is_broken = False  #: a response was cut off
+        self.is_incomplete = False  #: the client has ended its side of the connection within a request
         peer = writer.get_extra_info("peername")
         self.host = str(peer[0]) if peer else ""
         self._parser = HttpRequestParser(self)
@@ -358,6 +362,7 @@ class _ClientConnection:
                     await self._watch(head, upstream)
                     return
             if not await self._read():
+                self.is_incomplete = True
                 upstream.transport.abort()
                 return
 

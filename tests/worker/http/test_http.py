@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from email.utils import parsedate_to_datetime
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.worker.http.connection import Connection, ConnectionPool, _date, framed_chunk
+from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState
 from harness.connections import read_until
@@ -239,6 +241,39 @@ def test_a_request_that_is_not_valid_is_refused_with_its_id() -> None:
         head, body = last_response(replica, b"GET /x\xff HTTP/1.1\r\nhost: a\r\nx-cortex-request-id: 17-2\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
         assert json.loads(body) == {"error": "the request is not valid HTTP", "request_id": "17-2"}
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 100\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n5\r\n"])
+@pytest.mark.parametrize("is_application", [False, True])
+def test_a_request_whose_client_ends_it_too_early_is_refused(framing: bytes, is_application: bool) -> None:
+    loop = asyncio.new_event_loop()
+    connection_class = StreamingConnection if is_application else None
+    recorder = RequestRecorder(None)
+    pool = ConnectionPool(
+        loop, SharedConnectionState(), recorder, lambda each: each.begin(2**62), 1_000_000, connection_class
+    )
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    closed = loop.create_future()
+    with ours, theirs:
+        pool.add(theirs, 0, closed.set_result)
+        ours.sendall(b"POST / HTTP/1.1\r\nx-cortex-request-id: 17-3\r\n" + framing + b"abc")
+        ours.shutdown(socket.SHUT_WR)
+        while not (received := _received(ours)):
+            loop.run_until_complete(asyncio.sleep(0))
+        if not is_application:  # else the call still runs
+            loop.run_until_complete(asyncio.wait_for(closed, PATIENCE_S))
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    message = "the connection ended before the request body was complete"
+    assert json.loads(body) == {"error": message, "request_id": "17-3"}
+    loop.close()
+
+
+def _received(sock: socket.socket) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        return sock.recv(65536)
+    return b""
 
 
 def test_request_is_parsed_byte_by_byte() -> None:

@@ -574,9 +574,7 @@ class Connection:
         except OSError:
             size = 0
         if not size:
-            if self._state in _WITHOUT_RESPONSE:
-                self._last_headers(CLIENT_CLOSED_REQUEST)
-            self.close()
+            self._receive_end()
         elif self._rest is not None:
             self._receive_rest(self._rest, size)
         elif data is not None:
@@ -587,6 +585,19 @@ class Connection:
             self._feed(size)
         else:
             self._receive_late(size)
+
+    def _awaits_body(self) -> bool:
+        """Return whether a request has yet to arrive as a whole, and nothing of its response has been sent."""
+        return self._state is _READING and self._headers_read
+
+    def _receive_end(self) -> None:
+        """Close; a client that may have ended only its side, in the middle of its request, receives the reason."""
+        if self._awaits_body() and not self._refused:
+            message = "the connection ended before the request body was complete"
+            self._send(error_response(400, message, self.request_id.decode("latin-1"), self.has_openai_errors))
+        if self._state in _WITHOUT_RESPONSE:
+            self._last_headers(CLIENT_CLOSED_REQUEST)
+        self.close()
 
     def _receive_rest(self, rest: memoryview, size: int) -> None:
         """Handle a further part of a large body, which was read to its place in the whole one."""
