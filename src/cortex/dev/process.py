@@ -31,6 +31,7 @@ from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.predictor.tracebacks import describe, format_user_traceback
+from cortex.predictor.user_forks import end_forks_of_threads
 from cortex.worker.http.connection import Connection
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import run_exit_hooks, signature_text
@@ -222,6 +223,7 @@ class _DevProcess:
         self._prefix: str = message["prefix"]
         self._debug_port: int | None = message["debug_port"]
         self._loop = asyncio.new_event_loop()
+        end_forks_of_threads(self._loop)
         self._sources = ProjectSources(self._spec.project_dir)
 
     def run(self, messages: Messages) -> None:

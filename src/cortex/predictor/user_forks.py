@@ -10,12 +10,16 @@ import sys
 import types
 from collections.abc import Awaitable, Callable, Generator
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _process_id = os.getpid()
+_loop: asyncio.AbstractEventLoop | None = None  #: that of this process
 
 
 def process_id() -> int:
@@ -88,9 +92,31 @@ def await_ending_forks(awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
             error = thrown
 
 
+def end_forks_of_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """End children that are forked on other threads once they report to the event loop of this process.
+
+    Threads of frameworks and of `asyncio.to_thread` do so when user code has returned.
+    """
+    global _loop
+    _loop = loop
+
+
 def _after_fork() -> None:
-    global _process_id
-    _process_id = os.getpid()
+    global _process_id, _loop
+    parent, _process_id = _process_id, os.getpid()
+    if _loop is None:
+        return
+
+    def report(*args: Any, **options: Any) -> Any:
+        error = next((each for each in args if isinstance(each, BaseException)), None)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            end_if_forked(parent)
+
+    _loop.call_soon_threadsafe = report  # type: ignore[method-assign, assignment]
+    _loop = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

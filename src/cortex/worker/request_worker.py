@@ -21,6 +21,7 @@ import uvloop
 from cortex.models.spec import Catalogue
 from cortex.predictor.applications import WSGI
 from cortex.predictor.loader import BoundPredictor, load
+from cortex.predictor.user_forks import end_forks_of_threads
 from cortex.processes.priority import enter_background, in_background
 from cortex.worker.channel import Channel
 from cortex.worker.http.connection import Connection
@@ -102,6 +103,7 @@ def serve(context: WorkerContext, predictor: BoundPredictor) -> int:
             tracing.serve_user_code()
         predictor.after_fork()
         loop = uvloop.new_event_loop()  # not the current loop of this thread, which belongs to user code
+        end_forks_of_threads(loop)
         check_readiness(spec, predictor, loop, context.channel)
         lifespan = _start_application(predictor, loop)
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception

@@ -72,6 +72,10 @@ METHODS = """
         async def leave_later(self, how):
             leave(how)
 
+        @cortex.route("POST", "/thread/{how}")
+        async def thread(self, how):
+            return await asyncio.to_thread(leave, how)
+
         @cortex.route("POST", "/pools")
         def pools(self):
             with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -136,7 +140,7 @@ def test_only_the_parent_answers_on_a_thread_and_inline(replica: Replica) -> Non
 
 @pytest.mark.parametrize(
     ("method", "path", "right"),
-    [("PUT", "", "parent"), ("POST", "/async", "parent"), ("POST", "/after", "parent")],
+    [("PUT", "", "parent"), ("POST", "/async", "parent"), ("POST", "/after", "parent"), ("POST", "/thread", "parent")],
 )
 def test_only_the_parent_continues_other_calls(replica: Replica, method: str, path: str, right: str) -> None:
     process, connection = replica.pid, replica.connection()
@@ -181,7 +185,18 @@ WSGI = """
 """
 
 
-@pytest.mark.parametrize(("source", "kind"), [(ASGI, "asgi"), (WSGI, "wsgi")])
+FASTAPI = """
+    from fastapi import FastAPI
+    from fastapi.responses import PlainTextResponse
+    app = FastAPI()
+
+    @app.get("/{how}")
+    def plain(how: str):
+        return PlainTextResponse(leave(how))
+"""
+
+
+@pytest.mark.parametrize(("source", "kind"), [(ASGI, "asgi"), (WSGI, "wsgi"), (FASTAPI, "asgi")])
 def test_only_the_parent_responds_with_an_application(source: str, kind: str) -> None:
     with running_replica(LEAVING + source, type=kind, app="app") as replica:
         replica.wait_ready()
