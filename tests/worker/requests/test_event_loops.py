@@ -157,3 +157,13 @@ def test_plain_code_may_start_event_loops_on_a_thread_and_inline(
         assert attempt_all(replica, calls) == right, replica.log()
         wait_until(lambda: replica.request(method="GET").json, PATIENCE_S / SLACK)  # calls are inline now
         assert attempt_all(replica, calls) == right, replica.log()
+
+
+def test_every_thread_has_a_current_loop_whatever_runs_the_call() -> None:
+    with running_replica(PRELUDE + METHODS, threads=2) as replica:
+        replica.wait_ready()
+        found = [[post(replica, "get_event_loop") for _ in range(20)]]
+        assert replica.request(method="GET").json is False
+        wait_until(lambda: replica.request(method="GET").json, PATIENCE_S / SLACK)  # calls are inline now
+        found.append([post(replica, "get_event_loop") for _ in range(20)])
+        assert found == [[1] * 20] * 2

@@ -77,6 +77,8 @@ class Runner:
 
     def run(self) -> None:
         """Run the event loop and the submitted calls until `stop`."""
+        if self._threads > 1:
+            _ensure_current_loop()
         while not self._stopping:
             self._leaving = False
             self._calls_in_mode = 0
@@ -180,7 +182,7 @@ class Runner:
     def _run_threads(self) -> None:
         threads = [threading.Thread(target=self._run_loop, name="event-loop", daemon=True)]
         threads += [
-            threading.Thread(target=self._run_tasks, name=f"handler-{number}", daemon=True)
+            threading.Thread(target=self._run_handler, name=f"handler-{number}", daemon=True)
             for number in range(1, self._threads)
         ]
         for thread in threads:
@@ -197,9 +199,25 @@ class Runner:
                 task()
         self.is_switching = False
 
+    def _run_handler(self) -> None:
+        _ensure_current_loop()
+        self._run_tasks()
+
     def _run_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+
+def _ensure_current_loop() -> None:
+    """Give this thread a current event loop for user code, as Python does on the main thread only.
+
+    A call must not depend on its thread: once calls are inline, all are on the main thread. The loop stays open after
+    the end of the thread, because user code may have kept it.
+    """
+    try:
+        asyncio.get_event_loop()
+    except (RuntimeError, DeprecationWarning):
+        asyncio.set_event_loop(asyncio.new_event_loop())
 
 
 # Whether the gateway may send requests ahead.
