@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,11 +79,11 @@ STUCK = """
 
 
 @contextlib.contextmanager
-def calling(replica: Replica, body: bytes = b"{}") -> Iterator[socket.socket]:
+def calling(replica: Replica, body: bytes = b"{}", path: str = "/") -> Iterator[socket.socket]:
     """Call the API until the block ends; then disconnect."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(replica.spec.sockets[0])
-        head = f"POST / HTTP/1.1\r\nx-cortex-request-id: {new_request_id()}\r\ncontent-type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nx-cortex-request-id: {new_request_id()}\r\ncontent-type: application/json\r\n"
         client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         yield client
 
@@ -228,18 +229,18 @@ ENDLESS = """
     from contextlib import aclosing
     from starlette.responses import StreamingResponse
 
-    def endless():
+    def endless(item=bytes):
         try:
             while True:
-                yield b"x" * 1_000_000
+                yield item(b"x" * 1_000_000)
         finally:
             print("cleans up", flush=True)
             time.sleep(1000)
 
-    async def endless_async():
+    async def endless_async(item=bytes):
         try:
             while True:
-                yield b"x" * 1_000_000
+                yield item(b"x" * 1_000_000)
         finally:
             print("cleans up", flush=True)
             await asyncio.sleep(1000)
@@ -265,10 +266,22 @@ WSGI = """
         start_response("200 OK", [])
         return endless()
 """
-
-
-def _application(kind: str) -> dict[str, str]:
-    return {} if kind == "python" else {"type": kind, "app": "app"}
+SERVICE = """
+    class Handler:
+        def __init__(self, config, proto_module_pb2):
+            self.item = lambda data: proto_module_pb2.Item(data=data)
+"""
+PROTO = """
+    syntax = "proto3";
+    service T { rpc Count (Item) returns (stream Item); }
+    message Item { bytes data = 1; }
+"""
+FIELDS: dict[str, dict[str, Any]] = {
+    "python": {},
+    "asgi": {"type": "asgi", "app": "app"},
+    "wsgi": {"type": "wsgi", "app": "app"},
+    "grpc": {"protobuf_path": "t.proto", "files": {"t.proto": PROTO}},
+}
 
 
 @pytest.mark.parametrize(
@@ -276,14 +289,19 @@ def _application(kind: str) -> dict[str, str]:
     [
         (METHODS + "        def handle_post(self, payload): yield from endless()", "python"),
         pytest.param(WSGI, "wsgi", marks=pytest.mark.long),
+        pytest.param(
+            SERVICE + "        def Count(self, payload, context): return endless(self.item)",
+            "grpc",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["generator", "wsgi"],
+    ids=["generator", "wsgi", "grpc"],
 )
 def test_the_process_ends_if_a_clean_up_on_a_thread_never_does(source: str, kind: str) -> None:
-    with running_replica(ENDLESS + source, timeout_s=1, **_application(kind)) as replica:
+    with running_replica(ENDLESS + source, timeout_s=1, **FIELDS[kind]) as replica:
         replica.wait_ready()
         process = replica.pid
-        with calling(replica):
+        with calling(replica, path="/T/Count"):
             wait_until(lambda: "has a slow client" in replica.log() and "cleans up" in replica.log())
             wait_until(lambda: replica.pid != process)
         assert "timed out after 1 s" in replica.log()
@@ -293,17 +311,34 @@ def test_the_process_ends_if_a_clean_up_on_a_thread_never_does(source: str, kind
     ("source", "kind"),
     [
         (APPLICATION.replace("RESPONSE", SENDS.strip()), "asgi"),
-        (APPLICATION.replace("RESPONSE", "await anext(parts); await asyncio.sleep(1000)"), "asgi"),
-        (METHODS + "        def handle_post(self, payload): return StreamingResponse(endless_async())", "python"),
-        (METHODS + "        async def handle_post(self, payload): return endless_async()", "python"),
+        pytest.param(
+            APPLICATION.replace("RESPONSE", "await anext(parts); await asyncio.sleep(1000)"),
+            "asgi",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            METHODS + "        def handle_post(self, payload): return StreamingResponse(endless_async())",
+            "python",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            METHODS + "        async def handle_post(self, payload): return endless_async()",
+            "python",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            SERVICE + "        async def Count(self, payload, context): return endless_async(self.item)",
+            "grpc",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["asgi stream", "asgi without a response", "starlette", "async generator"],
+    ids=["asgi stream", "asgi without a response", "starlette", "async generator", "grpc"],
 )
 def test_a_clean_up_on_the_event_loop_that_never_ends_is_cancelled(source: str, kind: str) -> None:
-    with running_replica(ENDLESS + source, timeout_s=1, **_application(kind)) as replica:
+    with running_replica(ENDLESS + source, timeout_s=1, **FIELDS[kind]) as replica:
         replica.wait_ready()
         process = replica.pid
-        with calling(replica):
+        with calling(replica, path="/T/Count"):
             wait_until(lambda: "cleans up" in replica.log())
             wait_until(lambda: "and its code still ran 1 s later: cancelled it again" in replica.log())
         assert replica.pid == process

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -454,17 +454,21 @@ class Call:
         self._complete(failure, last)
 
     async def _send_each(self, results: AsyncIterable[Any]) -> None:
-        async for result in results:
-            end_if_forked(self._pid)
-            data = self._encode(result)
-            self._send(data)
-            if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
-                self._is_suspended = True
-                self._connection.wait_for_client(True)
-                await self._connection.flushed()
-                self._is_suspended = False
-                self._extend()
-                self._connection.wait_for_client(False)
+        try:
+            async for result in results:
+                end_if_forked(self._pid)
+                data = self._encode(result)
+                self._send(data)
+                if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
+                    self._is_suspended = True
+                    self._connection.wait_for_client(True)
+                    await self._connection.flushed()
+                    self._is_suspended = False
+                    self._extend()
+                    self._connection.wait_for_client(False)
+        finally:
+            if isinstance(results, AsyncGenerator):
+                await results.aclose()
 
     def _complete(self, failure: BaseException | None, last: bytes | None) -> None:
         """End the call with what the user's method returned or raised."""
