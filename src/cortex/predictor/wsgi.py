@@ -18,7 +18,7 @@ from typing import Any
 
 from a2wsgi.wsgi import build_environ
 
-from cortex.predictor.applications import RESUMED
+from cortex.predictor.applications import ON_THREAD
 from cortex.predictor.user_forks import end_if_forked, ending_forks, process_id
 
 Message = dict[str, Any]
@@ -30,12 +30,12 @@ _MEMORY_BYTES = 1024 * 1024
 
 def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[None]]:
     """Return a WSGI application as an ASGI application that runs on `threads` threads."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="WSGI")
+    pool, free = ThreadPoolExecutor(threads, thread_name_prefix="WSGI"), asyncio.Semaphore(threads)
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as file:
-                await _Call(app, scope, receive, send, file).run(pool)
+                await _Call(app, scope, receive, send, file).run(pool, free)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
 
@@ -62,14 +62,22 @@ class _Call:
         self._head: list[Message] = []  #: until it is sent
         self._sending: asyncio.Task[None] | None = None  #: of the last part
         self._is_started = False  #: the head is sent
+        self._failure: Exception | None = None  #: of `send`, between two runs on a thread
         self._error: Any = None  #: what the application has passed to `start_response`
 
-    async def run(self, pool: ThreadPoolExecutor) -> None:
+    async def run(self, pool: ThreadPoolExecutor, free: asyncio.Semaphore) -> None:
         """Run the application. Raises: what it raises, or has passed to `start_response`."""
         run, step = copy_context().run, ending_forks(self._run_on_thread)
-        while not await self._loop.run_in_executor(pool, run, step):
-            assert self._sending is not None
-            await asyncio.wait([self._sending])
+        is_complete = False
+        while not is_complete:
+            if self._sending is not None:
+                await asyncio.wait([self._sending])
+            async with free:
+                try:
+                    await self._to_client({"type": ON_THREAD})
+                except Exception as error:  # the client has disconnected: raised for the thread
+                    self._failure = error
+                is_complete = await self._loop.run_in_executor(pool, run, step)
         if self._error is not None:
             raise self._error
 
@@ -80,12 +88,13 @@ class _Call:
         """
         is_slow = False
         try:
+            if self._failure is not None:
+                raise self._failure
             if self._response is None:
                 self._buffer_body()
                 self._response = self._app(self._environ, self._start_response)
                 self._parts = iter(self._response)
             elif self._sending is not None:
-                self._send({"type": RESUMED})
                 self._sending.result()
             for part in self._parts:
                 self._is_started = True
@@ -123,7 +132,7 @@ class _Call:
         """Send a part from within the application, which occupies its thread until the client has read enough."""
         self._is_started = True
         self._send(_body(part, more=True))
-        self._send({"type": RESUMED})
+        self._send({"type": ON_THREAD})
 
     def _send(self, message: Message) -> None:
         """Send a message. Raises: what `send` raises, if the client has disconnected."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cortex.predictor.applications import RESUMED
+from cortex.predictor.applications import ON_THREAD
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope, route_template
 from cortex.worker.http.connection import BODILESS, Header
@@ -120,19 +120,22 @@ class HttpCall:
         """
         end_if_forked(self._pid)
         kind = message["type"]
+        if kind == ON_THREAD:
+            self.waits_for_thread = False
+            self._on_wait(False)
+            if self.was_closed:
+                raise ClientDisconnectedError("the client has disconnected")
+            return
         if self._head is None:
             if kind != "http.response.start":
                 raise RuntimeError(f"expected the message 'http.response.start', but got {kind!r}")
             self._start(message["status"], tuple(message.get("headers", ())))
             return
-        if kind == RESUMED:
-            self.waits_for_thread = False
-            self._on_wait(False)
-        elif kind != "http.response.body":
+        if kind != "http.response.body":
             raise RuntimeError(f"expected the message 'http.response.body', but got {kind!r}")
         if self.was_closed:
             raise ClientDisconnectedError("the client has disconnected")
-        if self.is_over or kind == RESUMED:
+        if self.is_over:
             return
         self._write(bytes(message.get("body", b"")), message.get("more_body", False))
         if not self.is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:

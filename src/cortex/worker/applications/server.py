@@ -216,7 +216,10 @@ class _RunningCall:
         """Call the application in a task of its own."""
         self.call = call
         self._root_path = call.scope["root_path"]
-        self._connection.begin(self.deadline_ns + self._server.grace_ns)
+        if self._server.is_wsgi:
+            self._connection.queue(self.deadline_ns)
+        else:
+            self._connection.begin(self.deadline_ns + self._server.grace_ns)
         self.task = self._server.loop.create_task(self._run(app))
         if self._server.is_wsgi:
             self.deadline_ns = _NEVER_NS
@@ -238,7 +241,9 @@ class _RunningCall:
 
         Once its response has begun, others use its call slot meanwhile, and the thread of a WSGI application.
         """
-        if self._server.is_wsgi:
+        if self._connection.is_queued:  # of WSGI: it has a thread now
+            self._connection.begin(self._arrived_ns + self._server.timeout_ns)
+        elif self._server.is_wsgi:
             self._waits = waits
             self.deadline_ns = _NEVER_NS
             if waits:
