@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -109,3 +110,14 @@ async def test_a_failed_start_reports_the_output(home: Home, monkeypatch: pytest
             await agent.ensure_running()
         await agent.startup(lambda: True)  # an operator goes on without
         assert agent.pid is None
+
+
+async def test_the_deployed_apis_with_models_are_in_a_file_for_the_agent(home: Home) -> None:
+    async with new_agent(home) as agent:
+        apis = {"wine", "iris"}
+        await agent.startup(lambda: False, lambda: apis)
+        assert json.loads(home.apis_with_models_file.read_text()) == ["iris", "wine"]
+        task = asyncio.create_task(agent.run())
+        apis.clear()
+        await until(lambda: json.loads(home.apis_with_models_file.read_text()) == [])
+        task.cancel()
