@@ -14,7 +14,7 @@ import pytest
 
 from cortex.cli.model_request import model_request
 from cortex.errors import ModelFormatError, ModelInputError
-from cortex.models.formats.detection import detect
+from cortex.models.formats.detection import check_signature, detect
 from cortex.models.loader import LoadRequest
 from cortex.payloads.inference_protocol import model_document
 from cortex.payloads.request_forms import read_request
@@ -284,8 +284,13 @@ def test_a_model_without_a_signature_is_an_error(tmp_path: Path) -> None:
     from sklearn.linear_model import LinearRegression
 
     save("sklearn", LinearRegression().fit(ROWS, ROWS), tmp_path / "m", None, None, serialization_format="skops")
-    with pytest.raises(ModelFormatError, match="it has no signature; save it with `signature=infer_signature"):
-        load(tmp_path / "m")
+    for refuse in (lambda: load(tmp_path / "m"), lambda: check_signature(detect(tmp_path / "m"))):
+        with pytest.raises(ModelFormatError, match="m has no signature; save it with `signature=infer_signature"):
+            refuse()
+    file = tmp_path / "m" / "MLmodel"
+    file.write_text(f"""{file.read_text()}\nsignature: {{inputs: '[{{"type": "array", "name": "a"}}]'}}\n""")
+    with pytest.raises(ModelFormatError, match="m has a column of type array in its signature; write a class"):
+        check_signature(detect(tmp_path / "m"))
 
 
 def test_types_that_a_folder_itself_trusts_are_not_loaded(tmp_path: Path) -> None:

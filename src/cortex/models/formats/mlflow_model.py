@@ -6,6 +6,7 @@ folder needs trust, unless its flavor is one of a few whose data file can't hold
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -38,20 +39,47 @@ _SAFE_SETTINGS: dict[str, dict[str, re.Pattern[str]]] = {
         "onnx_session_options": re.compile("None"),
     },
 }
+#: Types of columns that have a JSON form, and their datatypes in the Open Inference Protocol.
+DATATYPES = {
+    "boolean": "BOOL",
+    "integer": "INT32",
+    "long": "INT64",
+    "float": "FP32",
+    "double": "FP64",
+    "string": "BYTES",
+    "binary": "BYTES",
+    "datetime": "BYTES",
+}
 
 
 def read_mlflow(folder: Path) -> ModelContent:
     """Return the content of a folder with a file `MLmodel`. Raises: ModelFormatError, OSError."""
-    pyfunc, flavors = _pyfunc(folder)
+    pyfunc, flavors, signature = _pyfunc(folder)
     module = str(pyfunc.get("loader_module", ""))
     if not module:
         raise ModelFormatError(f"{folder / 'MLmodel'} names no loader_module; save the model again with mlflow")
     description = f"an MLflow model: it has the file MLmodel with the flavor python_function ({module})"
-    return ModelContent("mlflow", description, _code(folder, module, pyfunc, flavors), _requirements(folder))
+    code, needs_code = _code(folder, module, pyfunc, flavors), _why_code_is_needed(signature)
+    return ModelContent("mlflow", description, code, _requirements(folder), needs_code=needs_code)
 
 
-def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the flavor python_function and all flavors."""
+def _why_code_is_needed(signature: Any) -> str:
+    """Return why no request without code around the model can call it; "" if one may."""
+    try:
+        columns = json.loads(signature["inputs"]) if signature else []
+        types = [column["type"] for column in columns]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ""  # mlflow knows better
+    if not columns:
+        return "has no signature; save it with `signature=infer_signature(inputs, predictions)`"
+    unknown = next((each for each in types if each != "tensor" and each not in DATATYPES), None)
+    return (
+        f"has a column of type {unknown} in its signature; write a class that loads it with mlflow" if unknown else ""
+    )
+
+
+def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Return the flavor python_function, all flavors, and the signature."""
     import yaml  # noqa: PLC0415 - only for MLflow
 
     file = folder / "MLmodel"
@@ -71,7 +99,7 @@ def _pyfunc(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     pyfunc = flavors.get("python_function") if isinstance(flavors, dict) else None
     if not isinstance(flavors, dict) or not isinstance(pyfunc, dict):
         raise ModelFormatError(f"{file} has no flavor python_function, which serving needs; save the model with one")
-    return pyfunc, flavors
+    return pyfunc, flavors, document.get("signature")
 
 
 def _code(folder: Path, module: str, pyfunc: dict[str, Any], flavors: dict[str, Any]) -> str:

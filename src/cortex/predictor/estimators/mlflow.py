@@ -18,22 +18,13 @@ import numpy as np
 import yaml
 from mlflow.exceptions import MlflowException
 
+from cortex.models.formats.mlflow_model import DATATYPES
 from cortex.payloads.inference_tensors import datatype_of
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.estimators.estimator import PREDICTION, Array, Columns, Estimator, Matrix, Table, texts
 from cortex.predictor.estimators.importing import load_with_modules
 from cortex.predictor.estimators.loader import LoadContext
 
-_DATATYPES = {
-    "boolean": "BOOL",
-    "integer": "INT32",
-    "long": "INT64",
-    "float": "FP32",
-    "double": "FP64",
-    "string": "BYTES",
-    "binary": "BYTES",
-    "datetime": "BYTES",
-}
 #: The forms of ISO 8601 with a day, and a time in it that may have an offset.
 _DATE = re.compile(
     r"(?P<day>\d{4}-\d{2}-\d{2}|\d{8})"
@@ -102,16 +93,16 @@ def _predict(model: Any, name: str) -> Callable[[Any], dict[str, Any]]:
 
 def _columns(context: LoadContext, schema: Any) -> Table:
     kinds = [getattr(column.type, "name", None) or str(column.type) for column in schema.inputs]
-    unknown = next((kind for kind in kinds if kind not in _DATATYPES), None)
+    unknown = next((kind for kind in kinds if kind not in DATATYPES), None)
     if unknown:
         raise context.error(f"its signature has a column of type {unknown}; write a class that loads it with mlflow")
     names = [str(column.name) if column.name is not None else "" for column in schema.inputs]
-    if not all(names) and len(set(kinds)) == 1 and _DATATYPES[kinds[0]] != "BYTES":
-        return Matrix((), len(names), _DATATYPES[kinds[0]], _frame_of_rows)
+    if not all(names) and len(set(kinds)) == 1 and DATATYPES[kinds[0]] != "BYTES":
+        return Matrix((), len(names), DATATYPES[kinds[0]], _frame_of_rows)
     has_names = all(names)
     shown = names if has_names else [f"input-{index}" for index in range(len(names))]
     tensors = [
-        TensorSignature(name, _DATATYPES[kind], (-1, 1), optional=not getattr(column, "required", True))
+        TensorSignature(name, DATATYPES[kind], (-1, 1), optional=not getattr(column, "required", True))
         for name, kind, column in zip(shown, kinds, schema.inputs, strict=True)
     ]
     samples = {name: _SAMPLES[kind] for name, kind in zip(shown, kinds, strict=True) if kind in _SAMPLES}
@@ -225,9 +216,9 @@ def _declared(schema: Any) -> tuple[TensorSignature, ...]:
     if schema.is_tensor_spec():
         return _tensor_signatures(schema, PREDICTION)
     kinds = [getattr(column.type, "name", "") for column in schema.inputs]
-    if not all(kind in _DATATYPES for kind in kinds):
+    if not all(kind in DATATYPES for kind in kinds):
         return ()
     return tuple(
-        TensorSignature(str(column.name if column.name is not None else PREDICTION), _DATATYPES[kind], (-1,))
+        TensorSignature(str(column.name if column.name is not None else PREDICTION), DATATYPES[kind], (-1,))
         for column, kind in zip(schema.inputs, kinds, strict=True)
     )
