@@ -41,7 +41,7 @@ def library(*functions: bytes) -> bytes:
 
 def signature(name: str, inputs: str = "", outputs: str = "") -> bytes:
     sides: list[tuple[int, int | str | bytes]] = [
-        (number, message((1, "k"), (2, message((1, f"{tensor}:0")))))
+        (number, message((1, "k"), (2, message((1, f"{tensor}:0"), (2, 1)))))
         for number, tensor in ((1, inputs), (2, outputs))
         if tensor
     ]
@@ -202,3 +202,24 @@ def test_an_ambiguous_choice_of_signatures_names_the_type_that_has_one(tmp_path:
     (tmp_path / "saved_model.pb").write_bytes(data)
     with pytest.raises(ModelFormatError, match="has several signatures: 'a', 'b'.*signature_key.*`type: tensorflow`"):
         check_signature(detect(tmp_path))
+
+
+def test_a_signature_with_types_that_no_request_can_have_is_refused(tmp_path: Path) -> None:
+    def tensor(name: str, number: int) -> bytes:
+        return message((1, name), (2, message((1, f"{name}:0"), (2, number))))
+
+    def write(inputs: list[bytes], outputs: list[bytes]) -> None:
+        sides = message(*((1, each) for each in inputs), *((2, each) for each in outputs))
+        chosen = message((1, "serving_default"), (2, sides))
+        data = message((1, 1), (2, message((1, message((4, "serve"))), (2, b""), (5, chosen))))
+        (tmp_path / "saved_model.pb").write_bytes(data)
+
+    write([tensor("x", 1)], [tensor("c", 8), tensor("y", 14)])
+    check_signature(detect(tmp_path))
+    for inputs, outputs, words in (
+        ([tensor("x", 1), tensor("c", 8)], [tensor("y", 1)], "has the input 'c' of the type DT_COMPLEX64, which APIs"),
+        ([tensor("x", 1)], [tensor("v", 21)], "has the output 'v' of the type DT_21,"),
+    ):
+        write(inputs, outputs)
+        with pytest.raises(ModelFormatError, match=words):
+            check_signature(detect(tmp_path))

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from cortex.errors import ModelError, ModelFormatError
-from cortex.models.formats.tensorflow_model import choose_signature
+from cortex.models.formats.tensorflow_model import JSON_TYPES, choose_signature
 from cortex.models.loader import LoadRequest
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.payloads.arrays import Array
+from cortex.payloads.inference_tensors import datatype_of
 from cortex.payloads.signature import TensorSignature
 from cortex.predictor.clients.tensorflow import (
     SignatureInfo,
@@ -23,7 +24,7 @@ from cortex.predictor.clients.tensorflow import (
     clean_message,
 )
 from cortex.predictor.clients.tensorflow_backend import LOCAL, choose_backend, is_external
-from cortex.predictor.clients.tensors import TensorSpec
+from cortex.predictor.clients.tensors import DTYPES, TensorSpec
 
 FLOATS = TensorSpec(1, (None,), "x:0")
 MIXED = SignatureInfo(
@@ -104,6 +105,10 @@ def test_a_model_that_requests_without_code_can_not_run_is_refused(
     with pytest.raises(ModelFormatError) as caught:
         model.check_types()
     assert words in str(caught.value) and "tensorflow_client" in str(caught.value)
+
+
+def test_types_that_have_a_json_form_are_those_of_the_open_inference_protocol() -> None:
+    assert {number for number, each in DTYPES.items() if datatype_of(each.numpy)} == JSON_TYPES
 
 
 def test_an_input_of_any_rank_takes_any_shape() -> None:

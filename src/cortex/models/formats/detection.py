@@ -192,4 +192,4 @@ def _saved_model(folder: Path, names: Collection[str]) -> Detection:
     reason = f"{folder.name} is a SavedModel{stated}: a folder with the file saved_model.pb"
     code = f"it has the file {_CHUNKS}, which cortex can't check" if _CHUNKS in names else found.code
     requirements: tuple[ModelRequirement, ...] = (tensorflow_requirement(found.version),) if found.version else ()
-    return Detection("tensorflow", str(folder), reason, code, requirements, signatures=found.signatures)
+    return Detection("tensorflow", str(folder), reason, code, requirements, found.signatures, found.needs_code)

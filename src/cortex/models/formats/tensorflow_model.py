@@ -10,6 +10,7 @@ Field numbers are those of tensorflow/core/protobuf/saved_model.proto and of the
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,12 +28,17 @@ _SERVE = "serve"  #: the tag of the graph for serving; exports may contain other
 _RESTORE = "RestoreV2"
 _WRITE = frozenset({"SaveV2", "MergeV2Checkpoints"})
 _DEFAULT_CHECKPOINT = b"model"  #: the name that savers of TensorFlow 1 have until the loader passes the path
+#: Numbers of the types in types.proto that have a JSON form, and the names of others that tensors may have.
+JSON_TYPES = frozenset((*range(1, 8), 9, 10, 14, 17, 19, 22, 23))
+_OTHER_TYPES = {8: "DT_COMPLEX64", 18: "DT_COMPLEX128"}
 #: Operations have names in camel case; functions that have none can't be mistaken for them.
 _OPERATION = re.compile(r"_*[A-Z]")
 _SHOWN_OPERATIONS = 5
 _MAX_FIELDS = 5_000_000  #: of all messages together; reading them takes some ten seconds
 _MAX_DEPTH = 20  #: of attributes in each other
 _MIN_FUNCTION_BYTES = 5  #: of an attribute that names a function
+
+Types = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class SavedModel:
     version: str  #: of TensorFlow; "" if it is not stated
     signatures: tuple[str, ...]  #: of the graph for serving
     code: str  #: what its graph may do beyond computing; "": nothing
+    needs_code: str = ""  #: why no request without code around the signature that it chooses can run it
 
 
 def read_saved_model(stream: BinaryIO, size: int) -> SavedModel | None:
@@ -51,8 +58,27 @@ def read_saved_model(stream: BinaryIO, size: int) -> SavedModel | None:
     if not graphs:
         return None
     version = next((graph.version for graph in graphs if graph.version), "")
-    signatures = next((tuple(graph.signatures) for graph in graphs if _SERVE in graph.tags), ())
-    return SavedModel(version, signatures, next(filter(None, map(_reach, graphs)), ""))
+    signatures = next((graph.signatures for graph in graphs if _SERVE in graph.tags), {})
+    needs_code = ""
+    with contextlib.suppress(ModelFormatError):  # an ambiguous choice is an error of its own
+        needs_code = unusable_tensor(*signatures[choose_signature(signatures, None, "")])
+    return SavedModel(version, tuple(signatures), next(filter(None, map(_reach, graphs)), ""), needs_code)
+
+
+def unusable_tensor(inputs: Types, outputs: Types) -> str:
+    """Return the first tensor of a signature that makes it unusable without code, and what to do; "" without one.
+
+    Types are numbers by the names of tensors.
+    """
+    wrong = [("input", name, number) for name, number in sorted(inputs.items()) if number not in JSON_TYPES]
+    if not JSON_TYPES & {*outputs.values()}:
+        wrong += [("output", name, number) for name, number in sorted(outputs.items())]
+    for side, name, number in wrong:
+        return (
+            f"has the {side} {name!r} of the type {_OTHER_TYPES.get(number, f'DT_{number}')}, which APIs without code "
+            "can't have; write a class with `type: tensorflow`, whose tensorflow_client runs it"
+        )
+    return ""
 
 
 def choose_signature(signatures: Iterable[str], configured: str | None, model: str) -> str:
@@ -105,7 +131,7 @@ class _MetaGraph:
     version: str = ""
     nodes: dict[str, _Node] = field(default_factory=dict)
     functions: dict[str, _Function] = field(default_factory=dict)
-    signatures: list[str] = field(default_factory=list)
+    signatures: dict[str, tuple[Types, Types]] = field(default_factory=dict)  #: the types of inputs and outputs
     filename: str = ""  #: the node that receives the path of the checkpoint
     fed: set[str] = field(default_factory=set)  #: nodes whose values callers or the loader replace
     run: set[str] = field(default_factory=set)  #: nodes that calls or the loader ask for
@@ -200,13 +226,25 @@ def _read_meta_graph(source: _Source, message: Field) -> _MetaGraph:
             for names in _messages(source, collection, 1):
                 graph.run |= {_node_of(text(source.stream, each)) for each in _messages(source, names, 1)}
     for entry in _messages(source, message, 5):
-        graph.signatures.append(_text(source, entry, 1))
-        for signature in _messages(source, entry, 2):
+        signatures = list(_messages(source, entry, 2))
+        graph.signatures[_text(source, entry, 1)] = _types(source, signatures, 1), _types(source, signatures, 2)
+        for signature in signatures:
             graph.fed |= set(_tensors(source, _messages(source, signature, 1, 2)))
             graph.run |= set(_tensors(source, _messages(source, signature, 2, 2)))
     for asset in _messages(source, message, 6):
         graph.fed |= set(_tensors(source, _messages(source, asset, 1)))
     return graph
+
+
+def _types(source: _Source, signatures: Iterable[Field], side: int) -> Types:
+    """Return the types of the inputs (1) or outputs (2) of `SignatureDef` messages, which parsers merge."""
+    types = {}
+    for each in signatures:
+        for entry in _messages(source, each, side):
+            for info in _messages(source, entry, 2):
+                numbers = (part.value for part in fields(source.stream, info.start, info.end) if part.number == 2)
+                types[_text(source, entry, 1)] = next(numbers, 0)
+    return types
 
 
 def _tensors(source: _Source, infos: Iterable[Field]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from cortex.errors import InputError, ModelError, ModelFormatError, ModelInputError, with_article
 from cortex.models.formats.detection import describe_format
-from cortex.models.formats.tensorflow_model import choose_signature
+from cortex.models.formats.tensorflow_model import choose_signature, unusable_tensor
 from cortex.models.loaded_models import ensure_call_scope
 from cortex.models.loader import LoadRequest
 from cortex.payloads.arrays import Array, TensorError
@@ -146,16 +146,12 @@ class TensorFlowModel(Generic[S]):
 
     def check_types(self) -> None:
         """Check that requests without code can run the model. Raises: ModelFormatError."""
-        found = self.signature
-        missing = set(self._signature.inputs) - {each.name for each in found.inputs}
-        sides = {"input": sorted(missing), "output": [] if found.outputs else sorted(self._signature.outputs)}
-        for side, names in sides.items():
-            for name in names[:1]:
-                spec = self._signature.inputs[name] if side == "input" else self._signature.outputs[name]
-                raise ModelFormatError(
-                    f"{self.request.label} has the {side} {name!r} of the type {spec.type_name}, which APIs without "
-                    "code can't have; write a class with `type: tensorflow`, whose tensorflow_client runs it"
-                )
+        inputs, outputs = (
+            {name: spec.dtype for name, spec in specs.items()}
+            for specs in (self._signature.inputs, self._signature.outputs)
+        )
+        if reason := unusable_tensor(inputs, outputs):
+            raise ModelFormatError(f"{self.request.label} {reason}")
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Run the model on arrays by name. Raises: ModelError."""
