@@ -7,11 +7,12 @@ import functools
 import gc
 import inspect
 import os
+import random
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each process of a run import the modules in another order.
+
+    pytest compiles a module on its first import, which takes longer than all else at the start. In the same order, all
+    processes would compile each module at the same time; in different ones, most find what another one has compiled.
+    """
+    report = yield
+    if isinstance(collector, pytest.Directory) and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+        random.Random(worker).shuffle(report.result)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests on Ray, which share one cluster and so one process, and tests that start processes.
 
@@ -88,7 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _starts_processes(item.path) or _uses_servers(item):
             item.add_marker(pytest.mark.processes)
     slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
-    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e"))
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e", item.path))
 
 
 @pytest.hookimpl(tryfirst=True)
