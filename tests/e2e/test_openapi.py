@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from harness.documents.openapi_documents import openapi_problems
 from harness.installations.installation import Installation, write_project
 
 CONFIG = """
@@ -76,7 +76,7 @@ def document(cortex: Installation, path: str) -> dict[str, Any]:
     answer = cortex.post(f"{path}/openapi.json", method="GET")
     assert answer.status == 200
     found = json.loads(answer.body)
-    OpenAPIV31SpecValidator(found).validate()
+    assert openapi_problems(found) == []
     assert isinstance(found, dict)
     return found
 
@@ -178,7 +178,7 @@ def test_the_operator_describes_all_apis_to_those_with_a_token(cortex: Installat
     token = (cortex.home / "token").read_text().strip()
     status, body = get("/apis/openapi.json", authorization=f"Bearer {token}")
     found = json.loads(body)
-    OpenAPIV31SpecValidator(found).validate()
+    assert openapi_problems(found) == []
     assert (status, found["servers"]) == (200, [{"url": cortex.url("")}])
     assert {"/iris", "/later", "/many"} <= found["paths"].keys()
     limited = json.loads(cortex.cortex("tokens", "create", "--scope", "read", "--api", "iris", "-o", "json").stdout)[

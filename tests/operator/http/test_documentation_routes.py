@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from cortex.config.schema import Api
 from cortex.gateway.maps import DOCS_ASSETS
@@ -27,6 +26,7 @@ from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus
 from harness.connections import UnixConnection
+from harness.documents.openapi_documents import openapi_problems
 from harness.jobs.jobs_server import serve_app
 
 HANDLER = {"interface": "handler", "type": "python", "path": "handler.py"}
@@ -94,7 +94,7 @@ def document(scene: Scene, api: str, path: str) -> dict[str, object]:
 def test_each_kind_has_a_valid_document(scene: Scene) -> None:
     for key, path in (("api:iris", "/iris"), ("api:locked", "/a/locked"), ("jobs:sum", "/sum"), ("mix", "/mix")):
         made = document(scene, key, path)
-        OpenAPIV31SpecValidator(made).validate()
+        assert openapi_problems(made) == []
         assert path in made["paths"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -37,7 +38,18 @@ def classes(*shares: float) -> Draw:
 
 
 def numbers(draw: Callable[[Generator, int], np.ndarray]) -> Draw:
-    return lambda rng, n: {str(b): count for b, count in Counter(map(bucket_of, draw(rng, n).tolist())).items()}
+    """Return a draw of buckets that have the shares of a sample of numbers."""
+
+    @cache
+    def shares() -> tuple[list[str], np.ndarray]:
+        found = Counter(map(bucket_of, draw(default_rng(0), 20_000).tolist()))
+        return list(map(str, found)), np.array(list(found.values())) / 20_000
+
+    def counts(rng: Generator, n: int) -> dict[str, int]:
+        buckets, p = shares()
+        return {bucket: int(count) for bucket, count in zip(buckets, rng.multinomial(n, p), strict=True) if count}
+
+    return counts
 
 
 MANY = classes(*(1 / rank for rank in range(1, 101)))

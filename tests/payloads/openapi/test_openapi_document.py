@@ -11,7 +11,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import pytest
 from openapi_python_client.config import Config, ConfigFile, MetaType
 from openapi_python_client.parser.openapi import GeneratorData
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel, Field, TypeAdapter
 
 from cortex.lifecycle import ApiKind
@@ -27,6 +26,7 @@ from cortex.payloads.signature import (
     RouteSignature,
     TensorSignature,
 )
+from harness.documents.openapi_documents import openapi_problems
 
 T = TypeVar("T")
 
@@ -85,10 +85,7 @@ def api(
 
 
 def valid(document: dict[str, Any]) -> dict[str, Any]:
-    errors = [
-        f"{list(error.absolute_path)}: {error.message}" for error in OpenAPIV31SpecValidator(document).iter_errors()
-    ]
-    assert errors == []
+    assert openapi_problems(document) == []
     return document
 
 

@@ -68,13 +68,13 @@ def test_a_value_becomes_the_array_that_the_model_takes(inputs, value, expected)
 
 
 def test_one_long_string_among_many_values_takes_no_room_for_each():
-    values = ["1"] * 100_000 + ["9" * 1_000_000]
+    values = ["1"] * 1_000 + ["9" * 1_000_000]
     for type_ in ("float", "int64"):
         tracemalloc.start()
         try:
             with contextlib.suppress(ModelError):
                 one(type_, None).feed(values)
-            assert tracemalloc.get_traced_memory()[1] < 200e6
+            assert tracemalloc.get_traced_memory()[1] < 100e6
         finally:
             tracemalloc.stop()
 
