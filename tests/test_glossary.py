@@ -6,8 +6,6 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cortex"
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
@@ -42,21 +40,14 @@ def pattern(term: str) -> re.Pattern[str]:
     return re.compile(r"[ _-]?\n?\s*".join(map(re.escape, term.lower().replace("-", " ").split())))
 
 
-@pytest.fixture(scope="module")
-def code() -> str:
-    return "\n".join(path.read_text() for path in sorted(SOURCE.rglob("*.py"))).lower()
-
-
-@pytest.fixture(scope="module")
-def pages() -> str:
-    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != GLOSSARY]
-    return "\n".join(path.read_text() for path in [ROOT / "README.md", *pages]).lower()
-
-
-@pytest.mark.parametrize("term", terms())
-def test_each_term_occurs_in_code_and_documentation(term: str, code: str, pages: str) -> None:
-    assert pattern(term).search(code), f"no code uses the term {term!r}: remove it from docs/reference/glossary.md"
-    assert pattern(term).search(pages), f"no page uses the term {term!r}: use it, or remove it from the glossary"
+def test_each_term_occurs_in_code_and_documentation() -> None:
+    code = "\n".join(path.read_text() for path in sorted(SOURCE.rglob("*.py"))).lower()
+    paths = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path != GLOSSARY]
+    pages = "\n".join(path.read_text() for path in [ROOT / "README.md", *paths]).lower()
+    unused = [term for term in terms() if not pattern(term).search(code)]
+    assert unused == [], "no code uses these terms: remove them from docs/reference/glossary.md"
+    unread = [term for term in terms() if not pattern(term).search(pages)]
+    assert unread == [], "no page uses these terms: use them, or remove them from docs/reference/glossary.md"
 
 
 def test_each_term_is_defined_once() -> None:

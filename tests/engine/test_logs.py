@@ -248,6 +248,7 @@ def test_a_follower_misses_no_lines_during_rotation(tmp_path: Path) -> None:
     follower.close()
 
 
+@pytest.mark.heavy
 def test_a_reader_neither_misses_nor_repeats_lines_during_rotation(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "r.log", max_bytes=20_000, backups=500)
     thread = threading.Thread(

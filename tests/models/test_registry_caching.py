@@ -148,6 +148,7 @@ class TestCaching:
             assert bench.registry.get("a")["name"] == "a"
             assert futures[0].result(PATIENCE_S)["name"] == "b"
 
+    @pytest.mark.heavy
     def test_a_thread_may_request_a_load_that_has_just_waited_for_it(self, cached: Callable[..., Bench]) -> None:
         for _ in range(8):
             bench = cached("a", "b", cache_size=2)

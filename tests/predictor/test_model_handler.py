@@ -219,6 +219,7 @@ def test_the_models_are_offered_to_the_inference_protocol(project: UserProject) 
     bound.close()
 
 
+@pytest.mark.heavy
 def test_a_classifier_gives_labels_and_probabilities(project: UserProject) -> None:
     skl2onnx = pytest.importorskip("skl2onnx")
     from sklearn.datasets import load_iris

@@ -177,6 +177,7 @@ HEADERS = st.lists(
 
 
 @given(st.lists(st.tuples(HEADERS, st.integers(0, 2**62), st.integers(0, 2**40)), min_size=1, max_size=20))
+@pytest.mark.heavy
 def test_what_an_encoder_keeps_in_memory_changes_no_line(
     exchanges: list[tuple[list[tuple[bytes, bytes]], int, int]],
 ) -> None:

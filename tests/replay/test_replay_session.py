@@ -192,6 +192,7 @@ def test_a_damaged_line_ends_the_replay_with_its_place(tmp_path: Path, server: S
         replay(recording, server)
 
 
+@pytest.mark.heavy
 def test_memory_does_not_grow_with_the_recording(tmp_path: Path, server: Server) -> None:
     """The queue holds two exchanges per connection, whatever the length of the recording is."""
     recording = write(tmp_path, *(recorded(x, {"x": 2 * x}) for x in range(200)))

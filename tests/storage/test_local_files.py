@@ -177,6 +177,7 @@ def swapping(path: Path, target: str, content: bytes | None) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.heavy
 def test_a_link_that_appears_in_between_is_never_read(root: Path) -> None:
     seen = set()
     with swapping(root / "3/file", "../../outside/secret", b"good"):
@@ -188,6 +189,7 @@ def test_a_link_that_appears_in_between_is_never_read(root: Path) -> None:
     assert seen <= {b"good"}
 
 
+@pytest.mark.heavy
 def test_a_folder_that_becomes_a_link_in_between_is_never_written_through(root: Path) -> None:
     with swapping(root / "out", "../outside", None):
         for number in range(200):

@@ -192,6 +192,7 @@ def test_a_folder_with_an_invalid_model_name_is_a_problem(name: str) -> None:
     assert "is not a valid model name" in problem.message
 
 
+@pytest.mark.heavy
 def test_too_many_files_are_a_problem_of_their_version() -> None:
     models, [problem] = judge("python", "1/a", *(f"2/{number}" for number in range(MAX_FILES + 1)))
     assert versions(models) == {"iris": ["1"]}

@@ -30,6 +30,7 @@ def exact(service: ServiceTime, timeout_s: float = 60.0, seed: int = 1) -> Exact
     return ExactQueue(service, timeout_s, random.Random(seed))
 
 
+@pytest.mark.heavy
 def test_matches_the_theoretical_waiting_time_of_md1() -> None:
     # M/D/1 at a load of 0.8: the mean waiting time is 2 service times.
     latencies = run(exact(ServiceTime(0.01)), 80.0, 1, 2000)
@@ -47,6 +48,7 @@ def test_service_times_have_the_given_mean_and_deviation() -> None:
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5])
+@pytest.mark.heavy
 def test_the_fluid_queue_approximates_the_exact_queue_for_many_servers(cv: float) -> None:
     service = ServiceTime(0.1, cv)
     found = []

@@ -37,6 +37,7 @@ def test_the_same_arguments_give_the_same_outcome() -> None:
     assert simulated() != simulated(seed=2)
 
 
+@pytest.mark.heavy
 def test_ten_thousand_replicas_are_simulated_as_fast_as_ten() -> None:
     trace = shaped("diurnal", 5_000, 90_000, 10_800)
     outcome = simulated(trace, max_replicas=20_000, target_replica_concurrency=0.8)

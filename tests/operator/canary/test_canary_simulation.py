@@ -30,6 +30,7 @@ def test_each_step_has_to_be_passed() -> None:
     assert one.p50_s is not None and all_steps.p50_s is not None and one.p50_s < all_steps.p50_s
 
 
+@pytest.mark.heavy
 def test_ten_requests_an_hour_decide_nothing_instead_of_something_wrong() -> None:
     trace = Trace((0.0,), (10 / 3600,), 86_400.0)
     found = simulate_canary(Regression(0.01, 0.01, 0.005), CanaryPlan((0.1,), window_s=600.0), trace, 20, 1)
@@ -37,6 +38,7 @@ def test_ten_requests_an_hour_decide_nothing_instead_of_something_wrong() -> Non
     assert found.p50_s is found.p90_s is found.p50_requests is None
 
 
+@pytest.mark.heavy
 def test_the_time_of_day_is_no_regression() -> None:
     trace = shaped("diurnal", 1, 60, 86_400)
     found = simulate_canary(Regression(0.02, 0.02, 0.0), CanaryPlan((0.05,), window_s=300.0), trace, 20, 1)

@@ -66,6 +66,7 @@ def test_evidence_that_is_collected_anew_has_an_expectation_of_at_most_the_sum_o
 
 
 @pytest.mark.parametrize("claim", Claim)
+@pytest.mark.heavy
 def test_few_trials_ever_refute_a_true_claim_whose_rates_change(claim: Claim) -> None:
     """Both versions have bursts of errors, and the new one has exactly the difference that is tolerated."""
     generator, refuted, trials, margin = random.Random(7), 0, 50, 0.01

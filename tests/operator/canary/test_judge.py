@@ -75,6 +75,7 @@ def test_a_revision_within_the_margins_is_found_not_worse() -> None:
     assert judged(subject, same, same)[0] is Finding.NOT_WORSE
 
 
+@pytest.mark.heavy
 def test_few_revisions_at_the_margins_are_found_worse() -> None:
     """In 15 trials at a confidence of 0.9, 1.5 are expected at most."""
     found = [
@@ -111,6 +112,7 @@ def test_a_revision_has_to_be_found_not_worse_in_each_step() -> None:
     assert time_s - began_s <= 150
 
 
+@pytest.mark.heavy
 def test_a_revision_that_was_good_for_hours_is_soon_found_worse() -> None:
     subject, generator, time_s = judge(), random.Random(5), 0.0
     while time_s < 4 * 3600:

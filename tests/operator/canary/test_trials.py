@@ -98,6 +98,7 @@ class World:
         self.totals = MetricTotals(tmp_path / "metrics", MetricStore(engine), Logger("test"), lambda name, folder: None)
         self.trials = Trials(self.apis, self.values)
         self.folder = tmp_path / "metrics"
+        self.files: dict[Path, tuple[MetricFile, Histogram]] = {}
         self.clock: Callable[[], float] = count(0, 30).__next__
         self.returned: list[int | None] = []
         self.is_old_gone = False
@@ -132,8 +133,11 @@ class World:
     def respond(self, revision: str, good: int, bad: int, replica: str = "abcdef", is_copy: bool = False) -> None:
         """Let a replica of a revision count responses, each of which took 20 ms."""
         folder = self.folder / f"iris-{revision[:8]}-{replica}"
-        file = MetricFile(process_file(str(folder / COPIES_FOLDER if is_copy else folder), 0, 1))
-        durations = Histogram(file, HANDLER, FINE_BOUNDS_S)
+        path = process_file(str(folder / COPIES_FOLDER if is_copy else folder), 0, 1)
+        if not path.exists():
+            file = MetricFile(path)
+            self.files[path] = (file, Histogram(file, HANDLER, FINE_BOUNDS_S))
+        file, durations = self.files[path]
         for _ in range(good + bad):
             durations.observe(0.02)
         for code, number in (("200", good), ("500", bad)):

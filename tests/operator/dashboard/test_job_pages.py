@@ -56,6 +56,7 @@ def test_a_list_without_jobs_says_how_to_submit_one(home: Home) -> None:
     visit(home, scenario)
 
 
+@pytest.mark.heavy
 def test_ten_thousand_jobs_are_shown_in_pages(home: Home) -> None:
     def fill(connection: Connection) -> None:
         numbers = range(1, 10_001)

@@ -95,6 +95,7 @@ def test_results_are_bounded(home: Home, result: bytes, shown: str) -> None:
     visit(home, scenario)
 
 
+@pytest.mark.heavy
 def test_a_list_of_many_workloads_is_bounded(home: Home) -> None:
     async def scenario(pages: JobPages) -> None:
         pages.deploy("greet", ApiKind.ASYNC)

@@ -238,6 +238,7 @@ def test_plans_thousands_of_workers_without_capacity_quickly() -> None:
     assert time.process_time() - started < 0.5
 
 
+@pytest.mark.heavy
 def test_plans_thousands_of_pending_jobs_quickly() -> None:
     jobs = [job(f"j{number}", revision=f"r{number}") for number in range(3_000)]
     started = time.process_time()

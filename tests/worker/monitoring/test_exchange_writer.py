@@ -174,6 +174,7 @@ def test_the_share_is_chosen_by_the_request_id(tmp_path: Path) -> None:
     assert 30 < len(chosen[0]) < 90
 
 
+@pytest.mark.heavy
 def test_recording_takes_a_part_of_a_core_at_most_and_saves_up_one_second() -> None:
     budget, now_ns, used_ns, thread_ns = CpuBudget(0.01), 5_000_000_000, 0, 0
     for _ in range(200_000):  # requests without an end, each recorded unless recording pauses
