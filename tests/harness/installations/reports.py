@@ -73,7 +73,7 @@ def deployed_report(report: Report, cortex: Installation, folder: Path) -> Itera
     (folder / "handler.py").write_text(textwrap.dedent(report.source))
     (folder / "cortex.yaml").write_text(textwrap.dedent(report.config))
     try:
-        cortex.cortex("deploy", folder)
+        cortex.client.deploy_file(folder, wait=True)
         yield ReportedApi(cortex, folder)
     finally:
         cortex.clear()
