@@ -60,6 +60,8 @@ def test_a_batch_api_of_0_18_keeps_its_keys_and_gets_the_defaults_of_its_generat
             "max_body_size": 10 * 1024**2,
             "max_batch_size": 256_000,
             "local_paths": None,
+            "buckets": None,
+            "webhook_hosts": None,
             "access_log": False,
             "auth": "none",
             "docs": True,

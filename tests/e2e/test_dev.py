@@ -71,9 +71,9 @@ def edit(folder: Path, old: str, new: str, name: str = "handler.py") -> None:
     (folder / name).write_text(text.replace(old, new))
 
 
-def call(url: str, payload: Any = None, timeout_s: float = 60.0) -> tuple[int, Any]:
+def call(url: str, payload: Any = None, timeout_s: float = 60.0, **headers: str) -> tuple[int, Any]:
     data = None if payload is None else json.dumps(payload).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             status, body = response.status, response.read()
@@ -458,6 +458,11 @@ def test_applications_jobs_and_splitters_are_served(tmp_path: Path) -> None:
         assert call(f"{url}/sums?jobID={job['job_id']}")[1]["results"] == [3, 3]
         terminal.expect("sums | job ")
         assert call(f"{url}/sums", {"workers": 0})[0] == 400
+        files = {"workers": 1, "delimited_files": {"paths": [f"{folder}/job.ndjson"]}}
+        write(folder, "job.ndjson", "1 2")
+        assert call(f"{url}/sums", files)[0] == 200
+        status, refused = call(f"{url}/sums", files, origin="http://evil.example")  # any page that the user visits
+        assert (status, "is not open to this endpoint" in refused["error"]) == (400, True)
         _, workload = call(f"{url}/words", ["a", "b"])
         assert call(f"{url}/words/{workload['id']}?wait=30")[1]["result"] == {"words": 2}
         _, task = call(f"{url}/report", {})

@@ -97,9 +97,10 @@ def test_paths_in_a_folder_are_items(api: BatchApi, tmp_path: Path) -> None:
 
 def test_paths_that_the_api_does_not_allow_require_the_token(api: BatchApi) -> None:
     submission = {"workers": 1, "file_path_lister": {"paths": ["/etc/hostname"]}}
-    refused = api.post(submission)
+    refused = api.post({**submission, "file_path_lister": {"paths": ["/etc/hostname", "s3://private/"]}})
     assert refused.status == 400
     assert '"/etc/hostname" is not open to this endpoint' in refused.json["message"]
+    assert "or add it to networking.buckets of the API" in refused.json["message"]
     assert api.post({**submission, "item_list": {"items": [1]}, "output": "/root/x"}, "?dryRun=true").status == 400
     job = api.client.submit_job(api.name, submission)["job_id"]
     api.ended(job)
@@ -199,7 +200,8 @@ def test_digits_are_read_from_a_bucket_and_written_to_it(
     }
     cortex.cortex("deploy", project, timeout_s=110)
     api = BatchApi(cortex, example.name, tmp_path)
-    job = api.accepted({**submission, "config": {"results": f"{bucket.url}/digit-results"}, "max_attempts": 1})
+    submission |= {"config": {"results": f"{bucket.url}/digit-results"}, "max_attempts": 1}
+    job = api.client.submit_job(api.name, submission)["job_id"]
     status = api.ended(job, "completed_with_failures")
     assert status["items"] == {"total": 21, "succeeded": 20, "failed": 1}
     (letter,) = api.dead_letters(job)

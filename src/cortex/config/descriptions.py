@@ -169,6 +169,16 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "and write, because the endpoint requires no operator token. `cortex submit` and the Python "
             "client may use any folder. Symbolic links in such a folder that lead out of it are errors"
         ),
+        "networking.buckets": (
+            "BatchAPI only: buckets, or folders in buckets, that submissions through the endpoint may read and write "
+            "with the operator's credentials, because the endpoint requires no operator token. `cortex submit` and "
+            "the Python client may use any bucket. `buckets: [s3://my-bucket/inbox]`"
+        ),
+        "networking.webhook_hosts": (
+            "BatchAPI and TaskAPI only: hosts, addresses and networks that webhooks of submissions through the endpoint"
+            " may reach besides public addresses: `webhook_hosts: [hooks.internal, 10.0.0.0/8]`. With `cortex submit` "
+            "and the Python client, webhooks may reach any host"
+        ),
         "compute.cpu": "cores",
         "compute.mem": "memory",
         "compute.gpu": "whole GPUs",

@@ -98,7 +98,7 @@ _BOUNDS = {
 }
 _CORS = _rows("networking.cors", "origins headers credentials")  # extension
 _RECORD = _rows("networking.record", "share max_cpu max_size redact to")  # extension
-_BATCHES = _rows("networking", "max_batch_size local_paths")  # extensions
+_BATCHES = _rows("networking", "max_batch_size local_paths buckets webhook_hosts")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
 _AUTOSCALING = {
@@ -315,7 +315,7 @@ TASK = _generation(
     _NAMES,
     _rows("definition", _DEFINITION, "handler"),
     _rows("definition", "image shm_size", IGNORED),
-    _rows("networking", "endpoint max_body_size access_log auth docs"),
+    _rows("networking", "endpoint max_body_size webhook_hosts access_log auth docs"),
     _CORS,
     _COMPUTE,
     _rows("compute", "inf node_groups mem_limit"),
@@ -380,9 +380,11 @@ _OF_TARGETS = "set it for the APIs that the splitter names"
 UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         ApiKind.REALTIME: {
+            "buckets": _REMOVE,
             "local_paths": _REMOVE,
             "networking.max_batch_size": _REMOVE,
             "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
+            "webhook_hosts": _REMOVE,
         },
         ApiKind.ASYNC: {
             "app": _APPLICATION,
@@ -391,6 +393,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "strip_prefix": _COMMAND,
             "sticky": _NO_PROCESSES,
             "websocket_idle_timeout": _APPLICATION,
+            "buckets": _REMOVE,
             "cache_memory": "remove it: all models are loaded",
             "cache_size": "remove it: all models are loaded",
             "disk_cache_size": "remove it: all models are loaded",
@@ -408,6 +411,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
             "server_side_batching": _ONE_CALL,
             "tracker": _REMOVE,
+            "webhook_hosts": _REMOVE,
         },
         ApiKind.BATCH: {
             "app": _APPLICATION,
@@ -436,6 +440,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         ApiKind.TASK: {
             "autoscaling": _ONE_WORKER,
+            "buckets": _REMOVE,
             "handler": _DEFINITION,
             "local_paths": _REMOVE,
             "models": "remove it, and load the model in the class",

@@ -6,6 +6,7 @@ YAML, positions and older file forms are handled elsewhere: `conversion.py` conv
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import posixpath
 import re
@@ -447,6 +448,33 @@ def _local_folder(value: object) -> str:
 LocalFolder = Annotated[str, BeforeValidator(_local_folder)]
 
 
+@accepts(type="string", pattern=r"^(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?$")
+def _bucket(value: object) -> str:
+    bucket = text(value)
+    if not re.fullmatch(r"(s3|gs)://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?", bucket):
+        raise problem(f"{quote(bucket)} must start with s3:// or gs:// and a bucket", 'write "s3://bucket/folder"')
+    return bucket.rstrip("/")
+
+
+@accepts(type="string", pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*|[0-9a-fA-F.:]+(/[0-9]+)?)$")
+def _webhook_host(value: object) -> str:
+    """Return a host name in lower case, or an address or network as a network."""
+    host = text(value).lower()
+    try:
+        return str(ipaddress.ip_network(host, strict=False))
+    except ValueError:
+        if re.fullmatch(r"[a-z0-9_][a-z0-9._-]*", host):
+            return host
+    raise problem(
+        f"{quote(value)} must be a host, an address or a network",
+        'write something like "hooks.internal", "10.0.0.5" or "10.0.0.0/8"',
+    )
+
+
+Bucket = Annotated[str, BeforeValidator(_bucket)]
+WebhookHost = Annotated[str, BeforeValidator(_webhook_host)]
+
+
 _HOST = r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 _ORIGIN = rf"[a-z][a-z0-9+.-]*://{_HOST}"
 
@@ -544,14 +572,17 @@ class RecordConfig(ConfigModel):
 class Networking(ConfigModel):
     """The endpoint of an API and the limits of a request."""
 
-    null_means_default = frozenset({"endpoint", "local_paths", "cors", "record"})
+    null_means_default = frozenset({"endpoint", "local_paths", "buckets", "webhook_hosts", "cors", "record"})
 
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
     timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = 60.0  #: WORKLOAD_S for an AsyncAPI
     max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2  #: SUBMISSION_BYTES for jobs
     max_batch_size: Annotated[int, BeforeValidator(_batch_size)] = 256_000  #: bytes of one batch of a BatchAPI
-    #: Folders that submissions to a BatchAPI may read.
-    local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None
+    # What submissions may name that come through the endpoint, whose callers have shown no token of the operator:
+    local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None  #: folders of this machine
+    buckets: Annotated[list[Bucket], BeforeValidator(a_list)] | None = None  #: buckets, or folders in buckets
+    #: Hosts, addresses and networks of webhooks, besides all public addresses.
+    webhook_hosts: Annotated[list[WebhookHost], BeforeValidator(a_list)] | None = None
     access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
     sticky: Annotated[bool, BeforeValidator(true_or_false)] = False  #: a client's requests go to the same process
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires

@@ -22,6 +22,8 @@ MAX_ATTEMPTS = 3
 
 #: Key in the stored source of a job that a schedule submitted: the due time, UNIX seconds.
 SCHEDULED_FOR = "scheduled_for"
+#: Key in the stored source of a job that was submitted through its API's endpoint, without a token of the operator.
+FROM_ENDPOINT = "from_endpoint"
 #: Key in the stored source of a job whose submission had this header, to continue its trace.
 TRACEPARENT = "traceparent"
 

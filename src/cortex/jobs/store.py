@@ -36,6 +36,7 @@ from cortex.jobs.records import (
 )
 from cortex.jobs.retry_policy import batches_to_retry
 from cortex.jobs.spec import (
+    FROM_ENDPOINT,
     JobOptions,
     JobOrigin,
     JobRecord,
@@ -162,7 +163,8 @@ class JobStore:
 
         `seq` selects one dead letter. Raises: NotFoundError, ConflictError, InputError.
         """
-        old, source = await self._require(job_id), source_to_json(RetryOf(job_id, seq))
+        old = await self._require(job_id)
+        source = source_to_json(RetryOf(job_id, seq)) | {k: v for k, v in old.source.items() if k == FROM_ENDPOINT}
         if (again := batches_to_retry(old, origin, options)) is not None:
             return await self.create(origin, options, source, again)
         new_id = self._new_id()

@@ -80,6 +80,8 @@ CONFIG = """
           folder: {notes}
       networking:
         local_paths: [{temporary}]
+        buckets: ["s3://models", "s3://bucket", "s3://no-such-bucket"]
+        webhook_hosts: [127.0.0.1]
       compute:
         cpu: {cpu}
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cortex.errors import WebhookError
-from cortex.jobs.http.webhook import MAX_BODY_BYTES, retry_delays, send_webhook
+from cortex.jobs.http.webhook import MAX_BODY_BYTES, forbidden_host, retry_delays, send_webhook
 
 BODY = b'{"job_status": {"status": "succeeded"}}'
 ConnectionHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -149,3 +149,45 @@ def test_retry_delays_grow() -> None:
     delays = retry_delays()
     assert list(delays) == sorted(delays)
     assert sum(delays) < 3600
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.1", "2130706433", "0x7f.1", "0.0.0.0", "localhost", "LOCALHOST", "a.localhost."),
+        *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+        *("10.0.0.1", "172.16.3.4", "192.168.1.1", "100.64.0.1", "169.254.169.254", "192.0.0.192", "168.63.129.16"),
+        *("[fd00:ec2::254]", "[fe80::1]", "[fec0::1]", "224.0.0.1", "255.255.255.255", "240.0.0.1"),
+    ],
+)
+def test_addresses_that_are_not_public_are_forbidden(host: str) -> None:
+    assert forbidden_host(f"http://me:x@{host}:8080/x", []) == host.lower().strip("[]")
+    assert forbidden_host(f"http://{host}/", ["other.host", "192.0.2.0/24"]) is not None
+
+
+@pytest.mark.parametrize("host", ["example.org", "8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]"])
+def test_names_and_public_addresses_are_not(host: str) -> None:
+    assert forbidden_host(f"https://{host}/", []) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.1.2.3/", "http://[::ffff:10.0.0.1]/", "http://localhost/", "http://[fd00::1]"]
+)
+def test_nor_are_those_in_the_list_of_the_owner(url: str) -> None:
+    assert forbidden_host(url, ["10.0.0.0/8", "localhost", "fd00::/8"]) is None
+
+
+def test_addresses_of_names_are_checked_when_the_webhook_connects() -> None:
+    receiver = Receiver()
+
+    async def send(hosts: list[str]) -> None:
+        async with await asyncio.start_server(receiver, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await send_webhook(f"http://localhost:{port}/hook", BODY, "7fff", hosts=hosts)
+
+    with pytest.raises(WebhookError, match=r"is at .*127\.0\.0\.1.*, which is not public; use `cortex submit`, or add"):
+        asyncio.run(send(["127.0.0.2/32", "other.host"]))
+    assert receiver.heads == []
+    asyncio.run(send(["localhost"]))
+    asyncio.run(send(["127.0.0.0/8"]))
+    assert [head.partition("\r\n")[0] for head in receiver.heads] == ["POST /hook HTTP/1.1"] * 2

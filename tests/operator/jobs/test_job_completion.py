@@ -7,8 +7,10 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import pytest
 
 from cortex.home import Home
 from cortex.jobs.spec import Assignment, JobOptions, JobOrigin, JobRecord, NewBatch, Report
@@ -34,9 +36,12 @@ class Scene:
     dispatcher: Dispatcher
     completion: JobCompletion
 
-    async def resolved(self, options: JobOptions) -> JobRecord:
+    async def resolved(
+        self, options: JobOptions, source: dict[str, bool] | None = None, networking: dict[str, list[str]] | None = None
+    ) -> JobRecord:
         """Return a job whose only batch has succeeded."""
-        job = await self.store.create(ORIGIN, options, {}, [NewBatch(1, b"[1]")])
+        origin = replace(ORIGIN, spec=json.dumps({"networking": networking or {}}))
+        job = await self.store.create(origin, options, source or {}, [NewBatch(1, b"[1]")])
         self.dispatcher.assign("w", Assignment(job.id, {}, {}, {}, "log", 30.0))
         leased = await self.dispatcher.exchange("w", 7, job.id, (), 1, 1000, 0)
         assert leased.lease is not None
@@ -132,3 +137,26 @@ async def test_sends_a_webhook_with_integers_of_any_size(tmp_path: Path) -> None
     async with AsyncExitStack() as stack:
         body = json.loads(await told(tmp_path, webhook))
     assert body["job_status"]["config"] == {"n": 10**40}
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [([], 0), (["127.0.0.0/8"], 1)])
+async def test_a_webhook_from_the_endpoint_reaches_no_private_address(
+    tmp_path: Path, hosts: list[str], sent: int
+) -> None:
+    arrived: list[object] = []
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    async with opened(tmp_path) as made, await asyncio.start_server(receive, "127.0.0.1", 0) as server:
+        options = JobOptions(1, webhook=f"http://localhost:{server.sockets[0].getsockname()[1]}/")
+        ended = await made.ended(await made.resolved(options, {"from_endpoint": True}, {"webhook_hosts": hosts}))
+        made.completion.notify_end(ended)
+        log = tmp_path / "logs/sum" / ended.id / "job.log"
+        words = "which is not public; use `cortex submit`"
+        async with asyncio.timeout(PATIENCE_S):
+            while not arrived and not (log.exists() and words in log.read_text()):
+                await asyncio.sleep(0.01)
+    assert len(arrived) == sent

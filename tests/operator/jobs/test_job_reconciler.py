@@ -18,11 +18,13 @@ from cortex.jobs.spec import (
     BatchFailure,
     DelimitedFiles,
     ExchangeReply,
+    FilePathLister,
     ItemList,
     JobOptions,
     JobRecord,
     Report,
     Submission,
+    Upload,
     batch_id,
 )
 from cortex.jobs.store import JobStore
@@ -39,9 +41,10 @@ from harness.replicas.scripted import ScriptedEngine, until
 from harness.wait import PATIENCE_S
 
 
-def batch_api(name: str = "sum") -> Api:
+def batch_api(name: str = "sum", **networking: list[str]) -> Api:
     handler = {"interface": "predictor", "type": "python", "path": "batch.py"}
-    return Api.model_validate({"name": name, "kind": "BatchAPI", "handler": handler, "compute": {"cpu": 1}})
+    values = {"name": name, "kind": "BatchAPI", "handler": handler, "compute": {"cpu": 1}, "networking": networking}
+    return Api.model_validate(values)
 
 
 class Scene:
@@ -74,8 +77,8 @@ class Scene:
         )
         self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 
-    def deploy(self, revision: str = "r1") -> None:
-        self.apis.write([ApiChange(Revision(revision, batch_api(), "project"), "nonce", "spec")])
+    def deploy(self, revision: str = "r1", **networking: list[str]) -> None:
+        self.apis.write([ApiChange(Revision(revision, batch_api(**networking), "project"), "nonce", "spec")])
 
     async def submit(self, *items: int, **options: int) -> JobRecord:
         submission = Submission(ItemList(list(items) or [1], 1), JobOptions(**{"workers": 1, **options}))
@@ -299,12 +302,42 @@ def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
-async def test_only_trusted_callers_may_name_local_paths(home: Home) -> None:
+@pytest.mark.parametrize(
+    "submission",
+    [
+        Submission(DelimitedFiles(("/etc/passwd",), 1), JobOptions(1)),
+        Submission(FilePathLister(("s3://private/",), 1), JobOptions(1)),
+        Submission(ItemList([1], 1), JobOptions(1, webhook="http://169.254.169.254/")),
+        Submission(Upload(1), JobOptions(1, webhook="http://127.0.0.1/")),
+    ],
+    ids=["local path", "bucket", "webhook", "upload"],
+)
+async def test_only_trusted_callers_may_name_any_place(home: Home, submission: Submission) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"1"
+
     async with scene(home) as made:
-        submission = Submission(DelimitedFiles(("/etc/passwd",), 1), JobOptions(workers=1))
         with pytest.raises(SubmissionError, match="not open to this endpoint"):
-            await made.service.submit("sum", submission)
+            await made.service.submit("sum", submission, lines())
         with pytest.raises(SubmissionError, match="not open to this endpoint"):
             _ = [line async for line in made.service.dry_run("sum", submission)]
-        accepted = await made.service.submit("sum", submission, is_trusted=True)  # read in the background
+        accepted = await made.service.submit("sum", submission, lines(), is_trusted=True)  # read in the background
         assert accepted.origin.api == "sum"
+        assert "from_endpoint" not in accepted.source
+
+
+async def test_a_retried_job_from_the_endpoint_is_still_from_the_endpoint(home: Home) -> None:
+    async with scene(home) as made:
+        options = JobOptions(1, webhook="http://10.0.0.1/", max_attempts=1)
+        made.deploy("r1", webhook_hosts=["10.0.0.1"])
+        job = await made.service.submit("sum", Submission(ItemList([1], 1), options))
+        worker = await made.worker()
+        lease = (await made.exchange(worker, job)).lease
+        assert lease is not None
+        await made.exchange(worker, job, Report(lease.token, 0, (BatchFailure(0, "ValueError"),)), batches=0)
+        await made.complete(worker, job)
+        assert (await made.over(job)).source["from_endpoint"] is True
+        assert (await made.service.retry_failed("sum", job.id)).source["from_endpoint"] is True
+        made.deploy("r2")
+        with pytest.raises(SubmissionError, match=r'the host "10\.0\.0\.1" is not public'):
+            await made.service.retry_failed("sum", job.id)

@@ -41,6 +41,7 @@ from cortex.jobs.spec import (
     source_to_json,
 )
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
+from cortex.operator.jobs.service import check_places
 from cortex.operator.jobs.workers import job_assignment
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.batch import BatchCode
@@ -121,12 +122,14 @@ class JobsApi:
         """Return the name of the user's class."""
         return self.code.class_name
 
-    def submit(self, body: bytes | Mapping[str, Any]) -> LocalJob:
+    def submit(self, body: bytes | Mapping[str, Any], *, is_trusted: bool = True) -> LocalJob:
         """Validate a submission and cut its input into batches. Raises: SubmissionError, StorageError."""
         networking = self._api.networking
         is_task = self._api.kind is ApiKind.TASK
         limits = SubmissionLimits(networking.max_body_size, networking.max_batch_size, is_task)
         submission = parse_body(body, limits)
+        if not is_trusted:
+            check_places(submission, self._api)
         batches = self._batches(submission.source, networking.max_batch_size)
         self._numbers += 1
         api = self._api

@@ -1,13 +1,17 @@
 """Send a webhook when a job is over: one POST with strict limits on time and size, and without redirects or a proxy.
 
-Only the status of the response is used.
+Only the status of the response is used. A webhook that came through an API's endpoint reaches public addresses only,
+besides those that the API's owner allows: the operator is in networks that its callers are not in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from base64 import b64encode
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -18,6 +22,9 @@ MAX_BODY_BYTES = 1024 * 1024
 #: Size of a response's head, and number of heads, since informational ones may precede it.
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_HEADS = 5
+_GLOBAL_UNICAST, _NAT64 = ipaddress.ip_network("2000::/3"), ipaddress.ip_network("64:ff9b::/96")
+#: Services of clouds for their machines, at addresses that count as public: of Azure, and of Oracle.
+_OF_CLOUDS = ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24")
 #: Characters that need no escape in the target of a request.
 _SAFE = "/%:@!$&'()*+,;=~-._?"
 
@@ -27,17 +34,19 @@ def retry_delays() -> tuple[float, ...]:
     return (2.0, 10.0, 60.0, 240.0, 600.0)
 
 
-async def send_webhook(url: str, body: bytes, job_id: str, timeout_s: float = TIMEOUT_S) -> None:
+async def send_webhook(
+    url: str, body: bytes, job_id: str, timeout_s: float = TIMEOUT_S, hosts: Collection[str] | None = None
+) -> None:
     """POST a job's JSON to `url` once. Redirects are not followed; any 2xx is success.
 
-    Raises: WebhookError.
+    With `hosts` (names, addresses and networks), the address must be public or one of theirs. Raises: WebhookError.
     """
     target = _WebhookTarget.of(url)
     if len(body) > MAX_BODY_BYTES:
         raise WebhookError(f"{target}: the job has {len(body)} bytes of JSON, which is too much for a webhook")
     try:
         async with asyncio.timeout(timeout_s):
-            status = await _post(target, body, job_id)
+            status = await _post(target, body, job_id, hosts)
     except TimeoutError:
         raise WebhookError(f"{target} did not answer within {timeout_s:g} s") from None
     except ssl.SSLError as error:
@@ -47,6 +56,33 @@ async def send_webhook(url: str, body: bytes, job_id: str, timeout_s: float = TI
     if not 200 <= status < 300:
         note = "; redirects are not followed" if 300 <= status < 400 else ""
         raise WebhookError(f"{target} answered {status}{note}")
+
+
+def forbidden_host(url: str, hosts: Collection[str]) -> str | None:
+    """Return the host of a webhook if it is known without DNS that it is neither public nor in `hosts`."""
+    host = urlsplit(url).hostname or ""
+    is_local = host.rstrip(".").rpartition(".")[2] == "localhost"
+    try:  # reads every form of an address, such as 0x7f.1 and 2130706433
+        found = socket.getaddrinfo("127.0.0.1" if is_local else host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return None
+    return None if any(_is_open(str(address[0]), host, hosts) for *_, address in found) else host
+
+
+def _is_open(address: str, host: str, hosts: Collection[str]) -> bool:
+    """Return True if an address, which `host` has, is public or in `hosts`."""
+    ip = ipaddress.ip_address(address)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    networks = [ipaddress.ip_network(each) for each in hosts if "/" in each]
+    return host in hosts or any(ip in network for network in networks) or _is_public(ip)
+
+
+def _is_public(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if ip in _NAT64:
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if isinstance(ip, ipaddress.IPv6Address):
+        return ip.is_global and ip.sixtofour is None and ip in _GLOBAL_UNICAST
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _OF_CLOUDS)
 
 
 @dataclass(frozen=True)
@@ -88,9 +124,8 @@ def _authorization(parts: SplitResult) -> str:
     return f"authorization: Basic {b64encode(pair.encode()).decode()}\r\n"
 
 
-async def _post(target: _WebhookTarget, body: bytes, job_id: str) -> int:
-    context = ssl.create_default_context() if target.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(target.host, target.port, ssl=context, limit=_MAX_HEAD_BYTES)
+async def _post(target: _WebhookTarget, body: bytes, job_id: str, hosts: Collection[str] | None) -> int:
+    reader, writer = await _connect(target, hosts)
     try:
         head = (
             f"POST {target.path} HTTP/1.1\r\nhost: {target.netloc}\r\nuser-agent: cortex\r\n"
@@ -102,6 +137,32 @@ async def _post(target: _WebhookTarget, body: bytes, job_id: str) -> int:
         return await _status(reader)
     finally:
         writer.transport.abort()  # nobody waits for what a close of the other side would take
+
+
+async def _connect(
+    target: _WebhookTarget, hosts: Collection[str] | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    addresses = [target.host]
+    if hosts is not None:
+        # Connect to an address that was checked: a second query of DNS could return another one.
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = [str(address[0]) for *_, address in infos]
+        addresses = [address for address in found if _is_open(address, target.host, hosts)]
+        if not addresses:
+            fix = "use `cortex submit`, or add its host to networking.webhook_hosts of the API"
+            raise WebhookError(f"{target} is at {', '.join(found)}, which is not public; {fix}")
+    context = ssl.create_default_context() if target.scheme == "https" else None
+    name = target.host if context else None
+    for address in addresses:
+        try:
+            return await asyncio.open_connection(
+                address, target.port, ssl=context, server_hostname=name, limit=_MAX_HEAD_BYTES
+            )
+        except OSError:
+            if address == addresses[-1]:
+                raise
+    raise AssertionError("there is an address")
 
 
 async def _status(reader: asyncio.StreamReader) -> int:

@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
@@ -24,7 +25,7 @@ from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.output import write_results
 from cortex.jobs.queries import read_dead_letters
 from cortex.jobs.records import DUE, SENT, WEBHOOK, ids_marked, put_mark, read_marks
-from cortex.jobs.spec import DeadLetter, JobRecord
+from cortex.jobs.spec import FROM_ENDPOINT, DeadLetter, JobRecord
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
 from cortex.operator.jobs.dispatcher import Dispatcher, HookLost
@@ -123,8 +124,7 @@ class JobCompletion:
     async def _write_results(self, job: JobRecord) -> None:
         if job.options.output is None:
             return
-        # Not the whole spec, which another version may have written.
-        folders = json.loads(job.origin.spec).get("networking", {}).get("local_paths") or ()
+        folders = _networking(job).get("local_paths") or ()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await write_results(self._store, job, self._environ, folders)
@@ -138,9 +138,10 @@ class JobCompletion:
     async def _send_webhook(self, job: JobRecord) -> None:
         # Not orjson, which rejects values that a configuration may hold, such as integers of more than 64 bits.
         body = json.dumps({"job_status": status_json(JobView(job, "", WorkerCounts.at_end(job)))}).encode()
+        hosts = (_networking(job).get("webhook_hosts") or ()) if FROM_ENDPOINT in job.source else None
         for delay in (*retry_delays(), None):
             try:
-                await send_webhook(job.options.webhook or "", body, job.id)
+                await send_webhook(job.options.webhook or "", body, job.id, hosts=hosts)
                 break
             except WebhookError as error:
                 if delay is None:
@@ -154,6 +155,12 @@ class JobCompletion:
         task = asyncio.create_task(work)
         self._notifying.add(task)
         task.add_done_callback(self._notifying.discard)
+
+
+def _networking(job: JobRecord) -> dict[str, Any]:
+    """Return this section of a job's API as stored; another version may have written other parts of it."""
+    found: dict[str, Any] = json.loads(job.origin.spec).get("networking", {})
+    return found
 
 
 def task_end(job: JobRecord, letters: Sequence[DeadLetter]) -> tuple[JobStatus, str, str]:

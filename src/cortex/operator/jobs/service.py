@@ -1,8 +1,9 @@
 """Job service: everything that users do with jobs, through the gateway, the operator's routes, or a schedule.
 
 Callers of an endpoint have shown no token: anyone on the machine, and any web page open on it, can reach the gateway,
-while the operator can read and write whatever its user can. Unless a submission is trusted, it may only name local
-paths below `networking.local_paths` of the API.
+while the operator can read and write whatever its user can, has credentials for buckets, and reaches private networks.
+Unless a submission is trusted, it may only name what the API's owner allows: `networking.local_paths`, `buckets` and
+`webhook_hosts`. An API key changes nothing: its owner is still not the operator.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortex.config.schema import Api
+from cortex.config.schema import STORES, Api, Networking
 from cortex.errors import ConflictError, InputError, NotFoundError, SubmissionError, with_article
 from cortex.jobs.http.view import JobView, WorkerCounts
+from cortex.jobs.http.webhook import forbidden_host
 from cortex.jobs.intake.files import check_output, list_paths
 from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
@@ -22,6 +24,7 @@ from cortex.jobs.output import dead_letter_lines, result_lines
 from cortex.jobs.queries import ErrorGroup, group_errors, read_dead_letters
 from cortex.jobs.records import JobFilter, list_jobs, summarize
 from cortex.jobs.spec import (
+    FROM_ENDPOINT,
     SCHEDULED_FOR,
     TASK_BATCH,
     TRACEPARENT,
@@ -33,6 +36,7 @@ from cortex.jobs.spec import (
     JobOrigin,
     JobRecord,
     NewBatch,
+    RetryOf,
     Source,
     Submission,
     TaskCall,
@@ -92,7 +96,7 @@ class JobService:
         is_trusted: bool = False,
         traceparent: str = "",
     ) -> JobRecord:
-        """Store a job durably. `items` is the body of an upload. Trusted callers may name any local path.
+        """Store a job durably. `items` is the body of an upload. Trusted callers may name any place.
 
         `traceparent` is the valid header of the submission, or empty.
         Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and the errors of
@@ -100,11 +104,12 @@ class JobService:
         """
         record = self._require_api(api)
         if not is_trusted:
-            _check_local_paths(submission, record.spec)
+            check_places(submission, record.spec)
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ, record.spec.networking.local_paths or ())
         source, options = submission.source, submission.options
         stored = source_to_json(source) | ({TRACEPARENT: traceparent} if traceparent else {})
+        stored |= {} if is_trusted else {FROM_ENDPOINT: True}
         with self._reconciler.submitting(record.target):
             if isinstance(source, Upload):
                 if items is None:
@@ -123,7 +128,7 @@ class JobService:
         """Validate a submission without storing a job; yield the lines of the response. Raises: like `submit`."""
         record = self._require_api(api)
         if not is_trusted:
-            _check_local_paths(submission, record.spec)
+            check_places(submission, record.spec)
         source, max_bytes = submission.source, record.spec.networking.max_batch_size
         folders = record.spec.networking.local_paths or ()
         if isinstance(source, ItemList):
@@ -162,9 +167,15 @@ class JobService:
     async def retry_failed(
         self, api: str, job_id: str, workers: int | None = None, seq: int | None = None
     ) -> JobRecord:
-        """Submit the failed batches of a finished job, or one of them, as a new job. Raises: like `JobStore.retry`."""
+        """Submit the failed batches of a finished job, or one of them, as a new job.
+
+        A job from the endpoint may still only name what the API allows now. Raises: SubmissionError, and like
+        `JobStore.retry`.
+        """
         old = await self._require(api, job_id)
         record = self._require_api(api)
+        if FROM_ENDPOINT in old.source:
+            check_places(Submission(RetryOf(job_id), old.options), record.spec)
         options = old.options if workers is None else replace(old.options, workers=workers)
         with self._reconciler.submitting(record.target):
             job = await self._store.retry(job_id, _origin(record), options, seq)
@@ -276,8 +287,8 @@ class JobService:
         return JobView(job, endpoint, _count(job, self._reconciler.workers_of(job.id)))
 
 
-def disallowed_paths(submission: Submission, folders: Sequence[str]) -> Iterator[str]:
-    """Yield an error for each local path of a submission outside of `folders`. No path contains `..`."""
+def disallowed_places(submission: Submission, networking: Networking) -> Iterator[str]:
+    """Yield an error for each place that a submission names and an API does not open to its endpoint."""
     named: list[tuple[str, str]] = []
     if isinstance(submission.source, FilePathLister):
         section = "delimited_files" if isinstance(submission.source, DelimitedFiles) else "file_path_lister"
@@ -285,16 +296,24 @@ def disallowed_paths(submission: Submission, folders: Sequence[str]) -> Iterator
     if submission.options.output is not None:
         named.append(("output", submission.options.output))
     for field, path in named:
+        is_remote = path.startswith(STORES)
+        allowed = (networking.buckets if is_remote else networking.local_paths) or []
+        what, it, key = ("bucket path", "it", "buckets") if is_remote else ("local path", "its folder", "local_paths")
         # Paths are prefixes: without the slash, /data would allow /database.
-        is_allowed = any(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
-        if path.startswith("/") and not is_allowed:
-            fix = "use `cortex submit`, or add its folder to networking.local_paths of the API"
-            ending = f'; write "{path}/"' if path in folders else f"; {fix}"
-            yield f'{field}: the local path "{path}" is not open to this endpoint{ending}'
+        is_below = any(path.startswith(f"{folder.rstrip('/')}/") for folder in allowed)
+        if not is_below or {".", ".."}.intersection(path.split("/")):
+            fix = f"use `cortex submit`, or add {it} to networking.{key} of the API"
+            ending = f'; write "{path}/"' if path in allowed else f"; {fix}"
+            yield f'{field}: the {what} "{path}" is not open to this endpoint{ending}'
+    webhook = submission.options.webhook
+    if webhook is not None and (host := forbidden_host(webhook, networking.webhook_hosts or [])) is not None:
+        fix = "use `cortex submit`, or add it to networking.webhook_hosts of the API"
+        yield f'webhook: the host "{host}" is not public, and not open to this endpoint; {fix}'
 
 
-def _check_local_paths(submission: Submission, spec: Api) -> None:
-    problems = list(disallowed_paths(submission, spec.networking.local_paths or []))
+def check_places(submission: Submission, spec: Api) -> None:
+    """Validate the places that a submission of an untrusted caller names. Raises: SubmissionError."""
+    problems = list(disallowed_places(submission, spec.networking))
     if problems:
         raise SubmissionError("; ".join(problems))
 
