@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from cortex.jobs.http.view import JobView, WorkerCounts, job_json, jobs_json, spec_json
+from cortex.jobs.http.view import JobView, WorkerCounts, job_json, jobs_json, spec_json, submitted_json
 from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JobStatus
 
@@ -46,6 +46,15 @@ def test_values_of_environment_variables_are_hidden() -> None:
     shown = job_json(VIEW)
     assert shown["api_spec"]["handler"] == {"path": "sum.py", "env": {"KEY": "********"}}
     assert "secret" not in json.dumps(shown)
+
+
+def test_secrets_of_a_submission_are_hidden_from_everyone_but_its_code() -> None:
+    options = replace(RECORD.options, config={"password": "s3cret", "db": {"url": "postgres://u:s3cret@h/d"}, "n": [1]})
+    record = replace(RECORD, options=options, source={"paths": ["s3://u:s3cret@b/"]})
+    for shown in (job_json(replace(VIEW, record=record))["job_status"], submitted_json(record)):
+        assert shown["config"] == {"password": "********", "db": {"url": "postgres://u:********@h/d"}, "n": [1]}
+        assert "s3cret" not in json.dumps(shown)
+    assert spec_json(record)["config"] == options.config
 
 
 def test_an_ended_job_has_no_batches_in_its_queue() -> None:

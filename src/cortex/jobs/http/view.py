@@ -1,4 +1,4 @@
-"""JSON of jobs, the same in every route. Pure functions.
+"""JSON of jobs, the same in every route and without secrets. Pure functions.
 
 If the documentation and the behaviour of older versions differ in a name, the JSON has both.
 """
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.config.masking import MASK, mask_spec
+from cortex.config.masking import MASK, mask_secrets, mask_spec
 from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 from cortex.lifecycle import JobStatus
 
@@ -57,7 +57,7 @@ class JobView:
 
 
 def spec_json(record: JobRecord) -> Json:
-    """Return the job spec: the response to a submission, and the `job_spec` of the user's code."""
+    """Return the job spec, with its secrets: the `job_spec` of the user's code."""
     origin, options = record.origin, record.options
     created_at = _time(record.created_at)
     spec = {
@@ -89,7 +89,7 @@ def spec_json(record: JobRecord) -> Json:
 
 def submitted_json(record: JobRecord) -> Json:
     """Return the response to a submission."""
-    return {**spec_json(record), "message": record.message or f"submitted job {record.id}"}
+    return {**_masked_spec(record), "message": record.message or f"submitted job {record.id}"}
 
 
 def status_json(view: JobView) -> Json:
@@ -97,7 +97,7 @@ def status_json(view: JobView) -> Json:
     record = view.record
     counts = record.counts
     status = {
-        **spec_json(record),
+        **_masked_spec(record),
         "status": record.status.code,
         "status_message": record.status.message,
         "message": record.message,
@@ -135,6 +135,11 @@ def _for_kind(record: JobRecord, data: Json) -> Json:
     if not record.origin.is_task:
         return data
     return {key: value for key, value in data.items() if key not in _OF_BATCHES}
+
+
+def _masked_spec(record: JobRecord) -> Json:
+    masked: Json = mask_secrets(spec_json(record))
+    return masked
 
 
 def _api_spec(text: str) -> Json:
