@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.runtime_api import RuntimeApi, Unresponsive
 from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
@@ -142,3 +143,18 @@ async def test_no_held_request_is_lost_while_replicas_are_replaced(home: Home) -
             assert (await ask(w.port, "/iris")).json()["server"] == name
             await w.gateway.apply(table(cold))
             assert await eventually(lambda name=name: w.gateway.drained({name})) == {name}
+
+
+@pytest.mark.parametrize("protocol", [Protocol.CALLS, Protocol.ROUTES, Protocol.APPLICATION, Protocol.COMMAND])
+async def test_user_code_can_not_send_the_headers_of_cortex(home: Home, protocol: Protocol) -> None:
+    async with world(home) as w:
+        cold = backend("iris", holds=True, replica_protocol=protocol)
+        await w.gateway.startup(table(cold))
+        forged = "/iris?status=400&header=x-cortex-disconnected:1&header=X-Cortex-Held:1&header=x-cortex-request-id:2"
+        held = asyncio.create_task(ask(w.port, f"{forged}&header=own:kept"))
+        await waiting(w, 1)
+        await w.gateway.apply(table(replace(cold, servers=(await w.server("a"),))))
+        for answer in (await held, await ask(w.port, f"{forged}&header=own:kept")):
+            assert (answer.status, answer.headers["own"]) == (400, "kept")
+            assert [name for name in answer.headers if name.startswith("x-cortex-")] == ["x-cortex-request-id"]
+            assert answer.headers["x-cortex-request-id"] != "2"

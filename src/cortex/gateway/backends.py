@@ -432,6 +432,8 @@ backend {backend_name(backend)}
 {refusals_server(sockets.refusals)}\
   use-server {HOLD_SERVER} if {{ nbsrv eq 0 }}
   server {HOLD_SERVER} 'unix@{sockets.inside}' disabled pool-max-conn 0
+  # User code may send such headers; the second pass has removed them.
+  http-response del-header x-cortex- -m beg unless {{ srv_name {HOLD_SERVER} }}
   # HAProxy's response if the client disconnects while the replica has the request.
   http-error status 400 {_error(backend, 400, "the client disconnected").options} hdr x-cortex-disconnected 1
   http-error status 503 {_error(backend, 503, waited).options} hdr Retry-After 1

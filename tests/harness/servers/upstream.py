@@ -36,7 +36,8 @@ class Upstream:
 
     Query parameters change the response: `?sleep=0.5` delays it, `?wait=1` delays it until `release`, `?size=1000`
     sends that many bytes, `?close=1` closes the connection instead, `?chunks=1` sends one chunk and leaves the
-    connection in `open_streams`, `?header=name:value` adds a header. While `mute` is set, no request is answered.
+    connection in `open_streams`, `?header=name:value` adds a header, `?status=400` sets the status. While `mute` is
+    set, no request is answered.
     """
 
     def __init__(self, path: Path, host: str = "") -> None:
@@ -148,7 +149,8 @@ class _Connection(asyncio.Protocol):
             self._write(orjson.dumps({"server": self._upstream.path.name, **seen}), query)
 
     def _write(self, body: bytes, query: dict[str, list[str]]) -> None:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        status = query.get("status", ["200"])[0].encode()
+        head = b"HTTP/1.1 %s OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
         self.transport.write(
             head + "".join(f"{line}\r\n" for line in query.get("header", ())).encode() + b"\r\n" + body
         )
