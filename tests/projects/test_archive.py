@@ -65,6 +65,8 @@ HOSTILE: list[tuple[str, bytes, str]] = [
     ("file and deep folder", packed(("a/b/c/d", b"1"), ("a/b", b"2")), "both a file and a folder"),
     ("folder outside", packed(("../dir/", b"", stat.S_IFDIR | 0o755)), "not a plain relative path"),
     ("folder with content", packed(("dir/", b"x", stat.S_IFREG | 0o755)), "not a plain relative path"),
+    ("deep", packed(("d/" * 500 + "a", b"1")), "is in more than 100 nested folders"),
+    ("deep folder", packed(("d/" * 500, b"", stat.S_IFDIR | 0o755)), "in the project's archive is"),
     ("other method", packed(("a", b"x" * 99), method=zipfile.ZIP_BZIP2), "unsupported compression method"),
     ("encrypted", directory_field(packed(("a", b"x")), 8, "<H", 1), "encrypted"),
     ("ratio", directory_field(packed(("a", b"x" * 99)), 24, "<L", 300_000_000), "impossible compression ratio"),

@@ -210,6 +210,15 @@ def test_rejects_invalid_names(root: Path, name: bytes, message: str) -> None:
     assert problems(root) == [message]
 
 
+def test_rejects_folders_that_are_nested_too_deeply(root: Path) -> None:
+    write(root, "d/" * 100 + "a", "cortex.yaml")
+    unpack(pack(ProjectFiles.scan(root, "cortex.yaml")), root.parent / "copy")
+    assert (root.parent / "copy" / ("d/" * 100 + "a")).exists()
+    write(root, "d/" * 500 + "a")
+    (problem,) = problems(root)
+    assert problem.endswith("d: is in more than 100 nested folders (rename it)")
+
+
 def test_rejects_large_projects_early_and_names_the_largest_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "a.py", "z.py")
     (root / "weights").mkdir()

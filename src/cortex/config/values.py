@@ -69,7 +69,10 @@ def problem(message: str, fix: str = "") -> PydanticCustomError:
 
 def quote(value: object) -> str:
     """Format a value as shortened JSON: strings in quotes, so that `"5"` and `5` differ."""
-    shown = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else f"{value:g}"
+    try:
+        shown = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, float) else f"{value:g}"
+    except RecursionError:
+        shown = "[…]" if isinstance(value, list) else "{…}"
     return shown if len(shown) <= _SHOWN_LENGTH else shown[: _SHOWN_LENGTH - 1] + "…"
 
 

@@ -27,6 +27,8 @@ IGNORE_NAME = ".cortexignore"
 
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
+#: Far below Python's recursion limit: a project is scanned, copied and deleted folder by folder.
+_MAX_FOLDERS = 100
 #: Room for 50,000 entries with long names; bounds the memory of parsing to about 100 MB.
 _MAX_DIRECTORY_BYTES = 16 * 1024 * 1024
 #: Deflate compresses 1032:1 at most; a higher ratio means overlapping entries.
@@ -83,6 +85,8 @@ def name_problem(path: str) -> str | None:
         return "is not a plain relative path"
     if len(encoded) > _MAX_PATH_BYTES or any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
         return "has too long a name"
+    if len(parts) - 1 > _MAX_FOLDERS:
+        return f"is in more than {_MAX_FOLDERS} nested folders"
     return None
 
 

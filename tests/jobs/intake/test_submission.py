@@ -333,6 +333,17 @@ def test_reports_a_misspelt_key_when_a_key_is_missing() -> None:
         parse(workers=1, delimited_files={"s3_path": "s3://b/x"})
 
 
+@pytest.mark.parametrize("key", ["workers", "output", "batch_timeout", "config", "sqs_dead_letter_queue", "item_list"])
+@pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("depth", [500, 1000, 1020, 100_000])
+def test_values_that_are_nested_too_deeply_are_errors(key: str, start: str, end: str, depth: int) -> None:
+    deep = f"{start * depth}1{end * depth}"
+    with pytest.raises(SubmissionError):
+        parse_submission(f'{{"workers": 1, "item_list": {{"items": [1]}}, "{key}": {deep}}}'.encode(), LIMITS)
+    with pytest.raises(SubmissionError):
+        parse_submission(deep.encode(), LIMITS)
+
+
 def test_errors_do_not_contain_the_webhook() -> None:
     with pytest.raises(SubmissionError) as caught:
         parse(workers=1, item_list=ITEMS, webhook="hooks.host/T0/secret")

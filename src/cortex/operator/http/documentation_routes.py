@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -17,6 +16,7 @@ from cortex.gateway.maps import api_of
 from cortex.operator.documentation import Documentation
 from cortex.operator.http.documentation_page import asset_response, page_response, security_headers
 from cortex.operator.http.gateway_routes import DOCS_HEADER, GatewayRoutes
+from cortex.payloads.json_bodies import dump_json
 from cortex.telemetry import Logger
 
 
@@ -79,4 +79,4 @@ def _url_for_client(gateway_url: str, request: Request) -> str:
 
 def _json(data: object, status: int = 200) -> Response:
     headers = {**security_headers(), "cache-control": "no-cache"}
-    return Response(orjson.dumps(data), status, headers, media_type="application/json")
+    return Response(dump_json(data), status, headers, media_type="application/json")
