@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from cortex.operator.access.scopes import ROUTES
 from harness.homes import temporary_home
 from harness.installations.running import RunningOperator, config, project, running_operator
 
@@ -46,6 +48,31 @@ def test_the_log_has_the_start_of_the_operator_once(operator: RunningOperator) -
     log = (operator.home.logs_dir / "operator.log").read_text()
     assert log.count("operator started") == 1
     assert "server process" not in log
+
+
+def test_every_route_limits_the_size_of_a_body(operator: RunningOperator) -> None:
+    for route, access in ROUTES.items():
+        method, path = re.sub(r"\{.*?\}", "none", route).split()
+        if not access.reads_body:
+            headers = {"authorization": f"Bearer {operator.token}", "content-length": str(2**20 + 1)}
+            status, answer = request(operator, method, path, **headers)
+            assert (status, json.loads(answer)["code"]) == (413, "too_large"), (method, path)
+    whole = json.dumps({"name": "a", "apis": ["x" * 2**20]}).encode()
+    for body in (whole, iter([whole])):  # with its length, and in chunks
+        assert operator.call("POST", "/v1/keys", body, **{"content-type": "application/json"})[0] == 413
+    assert operator.call("GET", "/v1/keys")[1] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/keys", "/v1/tokens", "/v1/patch", "/v1/apis/deep/feedback", "/v1/apis/deep/jobs"]
+)
+def test_bodies_that_are_nested_too_deeply_are_bad_input(operator: RunningOperator, path: str) -> None:
+    operator.deploy(config("deep"))
+    lists, maps = (lambda depth: "[" * depth + "]" * depth), (lambda depth: '{"a":' * depth + "1" + "}" * depth)
+    for body in (lists(100_000), maps(5000), f'{{"name": {maps(5000)}}}', f'{{"name": {lists(900)}}}', lists(1000)):
+        status, answer = operator.call("POST", path, body.encode(), **{"content-type": "application/json"})
+        assert status == 400, answer
+    operator.call("DELETE", "/v1/apis/deep")
 
 
 def test_a_token_limited_to_an_api_shows_and_changes_no_other(operator: RunningOperator) -> None:

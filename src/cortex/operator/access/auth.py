@@ -1,4 +1,4 @@
-"""Authentication middleware of the operator's HTTP API: checks token, Host and Origin of every request."""
+"""Authentication middleware of the operator's HTTP API: checks token, Host, Origin and size of every request."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortex.errors import ForbiddenError, InputError, UnauthorizedError
+from cortex.errors import CortexError, ForbiddenError, UnauthorizedError
 from cortex.gateway.addresses import numeric
-from cortex.operator.access.scopes import DASHBOARD, OPEN_PATHS, authorize
+from cortex.jobs.intake.request_body import read_body
+from cortex.operator.access.scopes import DASHBOARD, OPEN_PATHS, authorize, find_route
 from cortex.operator.access.tokens import Tokens
 
 #: Name of the user on the client's machine, percent-encoded. Not verified: any client may send any name.
 USER_HEADER = "x-cortex-user"
 HostCheck = Callable[[str], bool]
 
+#: Size of a body, unless its route has a limit of its own (`Access.reads_body`).
+MAX_BODY_BYTES = 1024 * 1024
 _USER_CHARACTERS = 64
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
@@ -45,7 +48,12 @@ class AuthMiddleware:
             return
         try:
             self._check(scope, Headers(scope=scope))
-        except InputError as error:
+            route = find_route(scope["method"], scope["path"])
+            if not (_is_dashboard(scope["path"]) or (route and route.access.reads_body)):
+                receive = await _read(scope, receive)
+        except ClientDisconnect:
+            return
+        except CortexError as error:
             await _refusal(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -59,7 +67,7 @@ class AuthMiddleware:
         origin = headers.get("origin")
         if origin is not None and not _is_same_origin(origin, host):
             raise ForbiddenError(f"requests from pages of {origin} are rejected")
-        if scope["path"] in OPEN_PATHS or f"{scope['path']}/".startswith(DASHBOARD):
+        if scope["path"] in OPEN_PATHS or _is_dashboard(scope["path"]):
             return
         principal = self._tokens.identify(headers.get("authorization", ""))
         scope.setdefault("state", {})["principal"] = principal
@@ -82,6 +90,20 @@ def caller_of(request: Request) -> str:
     return f"{token} ({user})" if user else token
 
 
+def _is_dashboard(path: str) -> bool:
+    return f"{path}/".startswith(DASHBOARD)
+
+
+async def _read(scope: Scope, receive: Receive) -> Receive:
+    """Return a `receive` that has the whole body. Raises: TooLargeError, InputError, ClientDisconnect."""
+    unread: list[Message] = [{"type": "http.request", "body": await read_body(Request(scope, receive), MAX_BODY_BYTES)}]
+
+    async def replay() -> Message:
+        return unread.pop() if unread else await receive()
+
+    return replay
+
+
 def _is_same_origin(origin: str, host: str) -> bool:
     try:
         return urlsplit(origin).netloc.lower() == host.lower()
@@ -89,6 +111,6 @@ def _is_same_origin(origin: str, host: str) -> bool:
         return False
 
 
-def _refusal(error: InputError) -> JSONResponse:
+def _refusal(error: CortexError) -> JSONResponse:
     headers = {"www-authenticate": "Bearer"} if isinstance(error, UnauthorizedError) else None
     return JSONResponse({"error": str(error), "code": error.code}, error.http_status, headers)

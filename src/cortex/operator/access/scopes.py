@@ -26,14 +26,16 @@ class Access:
     #: True: a token limited to one API may use this route although no API is in its path; the route itself shows or
     #: changes only that API.
     limits_itself: bool = False
+    #: True: the route reads the body itself, with a limit of its own; otherwise that of `auth.MAX_BODY_BYTES` applies.
+    reads_body: bool = False
 
 
 _READ = Access(TokenScope.READ)
 _ADMIN = Access(TokenScope.ADMIN)
 
 
-def _deploy(change: str, limits_itself: bool = False) -> Access:
-    return Access(TokenScope.DEPLOY, change, limits_itself)
+def _deploy(change: str, limits_itself: bool = False, reads_body: bool = False) -> Access:
+    return Access(TokenScope.DEPLOY, change, limits_itself, reads_body)
 
 
 #: Prefix of the paths of the dashboard, whose requests have a cookie instead of a token.
@@ -48,8 +50,8 @@ ROUTES: Mapping[str, Access] = {
     "GET /metrics": Access(TokenScope.METRICS),
     "GET /v1/status": _READ,
     "POST /v1/shutdown": Access(TokenScope.ADMIN, "shut down"),
-    "POST /v1/deploy": _deploy("deploy", limits_itself=True),
-    "POST /v1/patch": _deploy("patch", limits_itself=True),
+    "POST /v1/deploy": _deploy("deploy", limits_itself=True, reads_body=True),
+    "POST /v1/patch": _deploy("patch", limits_itself=True, reads_body=True),
     "GET /apis/openapi.json": Access(TokenScope.READ, limits_itself=True),
     "GET /v1/apis": Access(TokenScope.READ, limits_itself=True),
     "GET /v1/apis/{api}": _READ,
@@ -61,8 +63,8 @@ ROUTES: Mapping[str, Access] = {
     "GET /v1/apis/{api}/wait": _READ,
     "GET /v1/apis/{api}/logs": _READ,
     "GET /v1/apis/{api}/scaling": _READ,
-    "POST /v1/apis/{api}/feedback": _deploy("feedback"),
-    "POST /v1/apis/{api}/jobs": _deploy("submit job"),
+    "POST /v1/apis/{api}/feedback": _deploy("feedback", reads_body=True),
+    "POST /v1/apis/{api}/jobs": _deploy("submit job", reads_body=True),
     "GET /v1/apis/{api}/jobs": _READ,
     "GET /v1/apis/{api}/jobs/{job}": _READ,
     "DELETE /v1/apis/{api}/jobs/{job}": _deploy("stop job"),
