@@ -314,7 +314,7 @@ def test_suggests_the_intended_key_for_an_unknown_key(section: str, key: str, fi
         ("", "max_batch_size", 'move it to "networking.max_batch_size"'),
         ("networking", "timeouts",
          "remove it; supported keys: endpoint, max_body_size, access_log, auth, docs, cors, max_batch_size, "
-         "local_paths, buckets, webhook_hosts"),
+         "max_stored_size, local_paths, buckets, webhook_hosts"),
         ("networking", "max_batches_size", 'did you mean "max_batch_size"?'),
     ],
 )  # fmt: skip

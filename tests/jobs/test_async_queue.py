@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, update
 
-from cortex.errors import InputError
-from cortex.jobs.async_queue import KEPT_S, QueueState
+from cortex.errors import BusyError, InputError
+from cortex.jobs.async_queue import ENTRY_BYTES, KEPT_S, QueueState
 from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import BatchFailure, LeaseReply, Report, Workload
 from cortex.lifecycle import WorkloadStatus
@@ -271,6 +271,27 @@ def test_workloads_whose_transaction_failed_are_not_counted(where: Where) -> Non
         outcomes = await asyncio.gather(blocking, adding, failing, return_exceptions=True)
         assert [isinstance(outcome, Exception) for outcome in outcomes] == [False, True, True]
         assert harness.store.workloads.count("greet") == 1
+
+    run_with_store(where, scenario)
+
+
+def test_outcomes_of_the_oldest_workloads_make_room_and_open_ones_do_not(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        limit, max_bytes = harness.store.workloads.limit, 5 * (1000 + ENTRY_BYTES)
+        names = []
+        for number in range(10):
+            harness.clock.now += 1
+            await limit.admit("greet", 1000 + ENTRY_BYTES, max_bytes)
+            names.append(await _add(harness, bytes(1000)))
+            if number < 7:
+                leased = await _lease(harness)
+                await _lease(harness, _report(leased, results=[b"1" * 1000]), count=0)
+        known = [await _status(harness, name) for name in names]
+        assert known == [None] * 6 + [WorkloadStatus.COMPLETED] + [WorkloadStatus.IN_QUEUE] * 3
+        harness.clock.now += 1
+        with pytest.raises(BusyError):
+            await limit.admit("greet", 3 * (1000 + ENTRY_BYTES), max_bytes)
+        assert await _status(harness, names[6]) is None  # the room that it made is too little
 
     run_with_store(where, scenario)
 

@@ -27,7 +27,7 @@ from cortex.jobs.records import (
     set_message,
     summarize,
 )
-from cortex.jobs.spec import TASK_BATCH, BatchFailure, NewBatch, Report
+from cortex.jobs.spec import TASK_BATCH, BatchFailure, JobRecord, NewBatch, Report
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.state.database import Where, open_jobs_sqlite
 from cortex.state.tables import batches, job_inputs, jobs
@@ -406,5 +406,32 @@ def test_assignments_and_marks_are_stored(where: Where) -> None:
         assert await harness.store.read(read_marks, job.id) == {"webhook": "told", "part": "3"}
         assert await harness.store.read(ids_marked, "webhook", "told") == [job.id]
         assert await harness.store.read(ids_marked, "webhook", "due") == []
+
+    run_with_store(where, scenario)
+
+
+def test_the_oldest_ended_jobs_from_the_endpoint_make_room(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        store, size = harness.store, 100_000
+        batch = NewBatch(1, b"[" + b"1" * (size - 2) + b"]")
+
+        async def create(source: dict[str, bool]) -> JobRecord:
+            return await store.create(ORIGIN, options(max_attempts=1), source, [batch])
+
+        own, running = await create({}), await create({"from_endpoint": True})
+        ended = [await create({"from_endpoint": True}) for _ in range(3)]
+        for job in (own, *ended):
+            await harness.finish(job, 0)  # a dead letter has the items
+        remaining = await store._make_room("digits", 10 * size)
+        assert 4 * size < remaining < 10 * size
+        assert await store._make_room("digits", 6 * size) < 6 * size
+        known = [await store.get(job.id) is not None for job in (own, running, *ended)]
+        assert known[:2] == [True, True]
+        assert 0 < sum(known[2:]) < 3
+        assert known[2:] == sorted(known[2:])
+        assert size < await store._make_room("digits", 0) < 2 * size
+        assert [await store.get(job.id) is not None for job in (own, running, *ended)] == [True, True] + [False] * 3
+        assert sorted(await store.clean()) == sorted(job.id for job in ended)
+        assert await store._make_room("other", 0) == 0
 
     run_with_store(where, scenario)

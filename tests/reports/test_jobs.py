@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,38 @@ def _order_of_ends(api: ReportedApi, names: list[str]) -> list[str]:
     return [name for _, name in sorted(ends)]
 
 
+def _fill(api: ReportedApi) -> list[tuple[int, bool]]:
+    """Send more than the API may have stored, while its first workload runs; return statuses and if errors say why."""
+    answers = [api.post("x" * 40_000) for _ in range(3)] + [api.post("x" * 200_000)]
+    (api.folder / "go").touch()
+    return [(answer.status, b"raise networking.max_stored_size" in answer.body) for answer in answers]
+
+
 REPORTS = [
+    Report(
+        "callers of an API store a limited size",
+        "X17",
+        """
+        import os, time
+
+        class Handler:
+            def __init__(self, config):
+                self.go = config["go"]
+
+            def handle_async(self, payload):
+                while not os.path.exists(self.go):
+                    time.sleep(0.01)
+                return {}
+        """,
+        _fill,
+        [(200, False), (200, False), (503, True), (413, True)],
+        config="""
+            - name: t
+              kind: AsyncAPI
+              handler: {type: python, path: handler.py, config: {go: PROJECT/go}}
+              networking: {max_stored_size: 100Ki}
+        """,
+    ),
     Report(
         "jobs of two APIs take turns while replicas hold all cores",
         "J14",
@@ -53,5 +85,6 @@ REPORTS = [
 
 @pytest.mark.parametrize("report", REPORTS, ids=str)
 def test_report_has_the_right_outcome(report: Report, cortex: Installation, tmp_path: Path) -> None:
-    with deployed_report(report, cortex, tmp_path / "project") as api:
+    config = report.config.replace("PROJECT", str(tmp_path / "project"))
+    with deployed_report(replace(report, config=config), cortex, tmp_path / "project") as api:
         assert report.observe(api) == report.right

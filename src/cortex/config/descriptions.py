@@ -120,7 +120,13 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "networking.max_body_size": (
             "maximum size of a request's body; above it the response is 413. For a BatchAPI or TaskAPI: "
-            "maximum size of a JSON submission, `10Mi` by default; NDJSON uploads have no limit"
+            "maximum size of a JSON submission, `10Mi` by default; NDJSON uploads have that of `max_stored_size`"
+        ),
+        "networking.max_stored_size": (
+            "AsyncAPI, BatchAPI and TaskAPI only: maximum size of what callers of the endpoint have stored: workloads, "
+            "items, results and dead letters. What has ended makes room, the oldest first; if that is too little, the "
+            "response is 503. Jobs of `cortex submit` and the Python client do not count. A workload counts as 1 KiB "
+            "more than its body, a job as at least 16 KiB"
         ),
         "networking.max_batch_size": (
             "BatchAPI only: maximum size of a batch in bytes: its items as JSON and the commas between them"

@@ -98,7 +98,7 @@ _BOUNDS = {
 }
 _CORS = _rows("networking.cors", "origins headers credentials")  # extension
 _RECORD = _rows("networking.record", "share max_cpu max_size redact to")  # extension
-_BATCHES = _rows("networking", "max_batch_size local_paths buckets webhook_hosts")  # extensions
+_BATCHES = _rows("networking", "max_batch_size max_stored_size local_paths buckets webhook_hosts")  # extensions
 _COMPUTE = _rows("compute", "cpu mem gpu")
 _REPLICAS_IN_COMPUTE = _rows("compute", "min_replicas max_replicas init_replicas target_cpu_utilization", "autoscaling")
 _AUTOSCALING = {
@@ -315,7 +315,7 @@ TASK = _generation(
     _NAMES,
     _rows("definition", _DEFINITION, "handler"),
     _rows("definition", "image shm_size", IGNORED),
-    _rows("networking", "endpoint max_body_size webhook_hosts access_log auth docs"),
+    _rows("networking", "endpoint max_body_size max_stored_size webhook_hosts access_log auth docs"),
     _CORS,
     _COMPUTE,
     _rows("compute", "inf node_groups mem_limit"),
@@ -382,6 +382,7 @@ UNSUPPORTED_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         ApiKind.REALTIME: {
             "buckets": _REMOVE,
             "local_paths": _REMOVE,
+            "max_stored_size": _REMOVE,
             "networking.max_batch_size": _REMOVE,
             "schedule": "remove it: only a BatchAPI or a TaskAPI can have a schedule",
             "webhook_hosts": _REMOVE,

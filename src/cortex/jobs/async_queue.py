@@ -29,6 +29,7 @@ from cortex.errors import NotFoundError
 from cortex.jobs import batch_queue
 from cortex.jobs.records import Presence
 from cortex.jobs.spec import MAX_ATTEMPTS, LeaseReply, NewBatch, Report, Workload, WorkloadView
+from cortex.jobs.storage_limit import StorageLimit
 from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus, WorkloadStatus
 from cortex.state.tables import (
@@ -46,6 +47,8 @@ from cortex.state.tables import (
 
 #: Time for which the outcome of a workload can be fetched.
 KEPT_S = 7 * 24 * 3600.0
+#: What a workload counts besides its body or result, in bytes: its rows.
+ENTRY_BYTES = 1024
 #: Maximum number of workloads stored in one transaction.
 _GROUP = 256
 #: A replica leases at most this fraction of the open workloads, and never more than the maximum: others need some too.
@@ -139,6 +142,7 @@ class AsyncQueues:
         self._new: dict[str, list[_NewWorkload]] = {}
         self._storing: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self.limit = StorageLimit(self._make_room, clock)
 
     async def startup(self, on_added: Callable[[str, int], None]) -> None:
         """Load the stored queues. `on_added(job_id, count)` is called when workloads were stored."""
@@ -262,6 +266,21 @@ class AsyncQueues:
     def remove_ended(self, connection: Connection, size: int) -> bool:
         """Delete about `size` workloads that ended more than `KEPT_S` ago; return False once there are none."""
         return _remove_ended(connection, self._clock() - KEPT_S, size)
+
+    async def _make_room(self, api: str, max_bytes: int) -> int:
+        """Remove the outcomes of the oldest workloads if an API has stored more; return the bytes that remain."""
+        queue = self._by_api.get(api)
+        if queue is None:
+            return 0
+        number = queue.number
+        size = await self._reader.run(lambda connection: _stored_bytes(connection, number))
+        wanted = size if size <= max_bytes else max_bytes * 9 // 10  # so that it is not necessary again at once
+        while size > wanted:
+            freed = await self._writer.run(partial(_remove_oldest_ended, number=number, size_bytes=size - wanted))
+            if not freed:
+                break
+            size -= freed
+        return size
 
     def _register(self, queue: AsyncQueue) -> None:
         self._by_api[queue.api] = self._by_job[queue.job_id] = queue
@@ -449,6 +468,31 @@ def _remove_ended(connection: Connection, ended_before: float, size: int) -> boo
     if keys:
         connection.execute(delete(workloads).where(workloads.c.key.in_(keys)))
     return bool(keys)
+
+
+def _stored_bytes(connection: Connection, number: int) -> int:
+    """Return the size of a queue's workloads: bodies of the open ones, outcomes of the others, and their rows."""
+    first, last = first_key(number), first_key(number + 1) - 1
+    bodies = select(func.sum(func.length(batches.c.payload))).where(batches.c.key.between(first, last))
+    outcomes = select(func.sum(func.length(workloads.c.value)), func.count()).where(
+        workloads.c.key.between(first, last)
+    )
+    values, count = connection.execute(outcomes).one()
+    return int(connection.execute(bodies).scalar() or 0) + int(values or 0) + int(count) * ENTRY_BYTES
+
+
+def _remove_oldest_ended(connection: Connection, number: int, size_bytes: int) -> int:
+    """Delete ended workloads of a queue until they had `size_bytes`, or `_GROUP` of them; return their size."""
+    of_queue = workloads.c.key.between(first_key(number), first_key(number + 1) - 1)
+    sizes = select(workloads.c.key, func.length(workloads.c.value)).where(of_queue, workloads.c.ended_at.is_not(None))
+    freed, keys = 0, []
+    for key, size in connection.execute(sizes.order_by(workloads.c.key).limit(_GROUP)):
+        if freed >= size_bytes:
+            break
+        keys.append(key)
+        freed += int(size or 0) + ENTRY_BYTES
+    connection.execute(delete(workloads).where(workloads.c.key.in_(keys)))
+    return freed
 
 
 def _is_reusable(connection: Connection, number: int) -> bool:

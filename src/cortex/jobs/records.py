@@ -12,11 +12,34 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
-from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
+from cortex.jobs.spec import FROM_ENDPOINT, JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JOB_TRANSITIONS, JobStatus
-from cortex.state.tables import assignments, job_inputs, job_marks, jobs, leases
+from cortex.state.tables import (
+    KEYS_PER_JOB,
+    assignments,
+    batches,
+    dead_letters,
+    job_inputs,
+    job_marks,
+    jobs,
+    leases,
+    results,
+)
 
 
 class Presence(StrEnum):
@@ -30,6 +53,8 @@ class Presence(StrEnum):
 
 #: The mark of a job with a webhook, and its values: the webhook is due, or sent.
 WEBHOOK, DUE, SENT = "webhook", "due", "told"
+#: Least size that a job counts as, because each takes work of the operator.
+MIN_JOB_BYTES = 16 * 1024
 #: Prefix of the marks of a job's workers that have constructed the user's class; the end of their id follows.
 WORKER = "worker:"
 
@@ -40,6 +65,15 @@ class JobSummary:
 
     running: int  #: number of jobs that are not over
     latest: str  #: id of the newest job
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """Size of a job: its input, results and dead letters."""
+
+    id: str
+    is_over: bool
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -193,6 +227,25 @@ def ids_beyond(connection: Connection, keep: int) -> list[str]:
     rank = func.row_number().over(partition_by=jobs.c.api, order_by=jobs.c.number.desc()).label("rank")
     ranked = select(jobs.c.id, rank).where(_VISIBLE, jobs.c.status.in_(_OVER)).subquery()
     return list(connection.execute(select(ranked.c.id).where(ranked.c.rank > keep)).scalars())
+
+
+def sizes_from_endpoint(connection: Connection, api: str) -> list[StoredJob]:
+    """Return the sizes of an API's jobs that came through its endpoint, the oldest first."""
+    first = cast(jobs.c.number, BigInteger) * KEYS_PER_JOB
+    size: ColumnElement[Any] = func.length(job_inputs.c.origin) + func.length(job_inputs.c.options)
+    for column in (batches.c.payload, results.c.value, dead_letters.c.payload):
+        of_job = column.table.c.key.between(first, first + (KEYS_PER_JOB - 1))
+        size += func.coalesce(select(func.sum(func.length(column))).where(of_job).scalar_subquery(), 0)
+    query = (
+        select(jobs.c.id, jobs.c.status, size.label("size"))
+        .join_from(jobs, job_inputs, job_inputs.c.number == jobs.c.number)
+        .where(_VISIBLE, jobs.c.api == api, job_inputs.c.source.contains(json.dumps({FROM_ENDPOINT: True})[1:-1]))
+        .order_by(jobs.c.number)
+    )
+    return [
+        StoredJob(row.id, JobStatus(row.status).is_over, max(MIN_JOB_BYTES, int(row.size)))
+        for row in connection.execute(query)
+    ]
 
 
 def set_message(connection: Connection, job_id: str, message: str) -> None:

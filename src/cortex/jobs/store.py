@@ -33,6 +33,7 @@ from cortex.jobs.records import (
     mark_deleted,
     open_ledger,
     read_job,
+    sizes_from_endpoint,
 )
 from cortex.jobs.retry_policy import batches_to_retry
 from cortex.jobs.spec import (
@@ -47,6 +48,7 @@ from cortex.jobs.spec import (
     job_id_at,
     source_to_json,
 )
+from cortex.jobs.storage_limit import StorageLimit
 from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus
 from cortex.state.database import reading
@@ -70,6 +72,9 @@ class JobStore:
         self._cleaner = JobCleaner(self._writer)
         self._cleaning: set[asyncio.Task[None]] = set()
         self.workloads = AsyncQueues(self._writer, self._reader, self._clean_soon, clock)
+        #: Of jobs that came through the endpoint of their API.
+        self.limit = StorageLimit(self._make_room, clock)
+        self._removed: list[str] = []  #: jobs that made room, for `clean`
         self._active: dict[str, JobInputs] = {}  #: inputs of the jobs that are not over; used by the reading thread
         self._last_ns = 0
         self._last_expiry_at = clock()
@@ -212,9 +217,10 @@ class JobStore:
     async def clean(self, keep: int = 100) -> list[str]:
         """Remove the payloads of jobs that are over, and all but the newest `keep` of these jobs per API.
 
-        Return the ids of the deleted jobs once all their rows are removed.
+        Return the ids of the jobs deleted since the last call once all their rows are removed.
         """
         deleted = await self._mark_deleted(lambda connection: ids_beyond(connection, keep))
+        deleted, self._removed = deleted + self._removed, []
         await self._cleaner.remove(self.workloads.remove_ended)
         await self._cleaner.clean()
         return deleted
@@ -276,6 +282,23 @@ class JobStore:
             await self.write(lease_expiry.renew_all, now)
             return 0
         return await self.workloads.run_and_settle(lambda connection: lease_expiry.expire(connection, now))
+
+    async def _make_room(self, api: str, max_bytes: int) -> int:
+        """Delete the oldest jobs that are over, of those from the endpoint, if they have stored more than `max_bytes`.
+
+        Return the bytes that remain.
+        """
+        stored = await self.read(sizes_from_endpoint, api)
+        size = sum(job.size_bytes for job in stored)
+        wanted = size if size <= max_bytes else max_bytes * 9 // 10  # so that it is not necessary again at once
+        ended: list[str] = []
+        for job in stored:
+            if size > wanted and job.is_over:
+                ended.append(job.id)
+                size -= job.size_bytes
+        if ended:
+            self._removed += await self._delete(lambda connection: ended)
+        return size
 
     async def _require(self, job_id: str) -> JobRecord:
         job = await self.get(job_id)

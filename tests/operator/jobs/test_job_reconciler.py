@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
-from cortex.errors import ConflictError, EnvironmentBuildError, SubmissionError
+from cortex.errors import BusyError, ConflictError, EnvironmentBuildError, SubmissionError, TooLargeError
 from cortex.home import Home
 from cortex.jobs.spec import (
     Assignment,
@@ -41,7 +43,7 @@ from harness.replicas.scripted import ScriptedEngine, until
 from harness.wait import PATIENCE_S
 
 
-def batch_api(name: str = "sum", **networking: list[str]) -> Api:
+def batch_api(name: str = "sum", **networking: Any) -> Api:
     handler = {"interface": "predictor", "type": "python", "path": "batch.py"}
     values = {"name": name, "kind": "BatchAPI", "handler": handler, "compute": {"cpu": 1}, "networking": networking}
     return Api.model_validate(values)
@@ -77,7 +79,7 @@ class Scene:
         )
         self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 
-    def deploy(self, revision: str = "r1", **networking: list[str]) -> None:
+    def deploy(self, revision: str = "r1", **networking: Any) -> None:
         self.apis.write([ApiChange(Revision(revision, batch_api(**networking), "project"), "nonce", "spec")])
 
     async def submit(self, *items: int, **options: int) -> JobRecord:
@@ -341,3 +343,35 @@ async def test_a_retried_job_from_the_endpoint_is_still_from_the_endpoint(home: 
         made.deploy("r2")
         with pytest.raises(SubmissionError, match=r'the host "10\.0\.0\.1" is not public'):
             await made.service.retry_failed("sum", job.id)
+
+
+async def test_callers_of_the_endpoint_store_a_limited_size(home: Home, tmp_path: Path) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield (b'"' + b"x" * 997 + b'"\n') * 100
+
+    (tmp_path / "items.json").write_text('"x"\n' + '"' + "x" * 200_000 + '"')
+    async with scene(home) as made:
+        made.deploy("r1", max_stored_size=200_000, local_paths=[str(tmp_path)])
+        items, upload = ItemList(["x" * 60_000] * 2, 1), Submission(Upload(1), JobOptions(1))
+        large = Submission(ItemList(["x" * 60_000] * 4, 1), JobOptions(1))
+        files = Submission(DelimitedFiles((f"{tmp_path}/items",), 1), JobOptions(1))
+        refused = "raise networking.max_stored_size of the API"
+        with pytest.raises(TooLargeError, match=refused):
+            await made.service.submit("sum", large)
+        with pytest.raises(TooLargeError, match=refused):
+            await made.service.submit("sum", upload, lines())
+        assert await made.service.list("sum") == []
+        made.advance(2)
+        failed = await made.over(await made.service.submit("sum", files))
+        assert (failed.status, refused in failed.message) == (JobStatus.ENQUEUE_FAILED, True)
+        made.advance(2)
+        first = await made.service.submit("sum", Submission(items, JobOptions(1)))
+        with pytest.raises(BusyError, match=refused):
+            await made.service.submit("sum", Submission(items, JobOptions(1)))
+        for submission, body in ((large, None), (upload, lines())):  # with the operator's token
+            await made.service.submit("sum", submission, body, is_trusted=True)
+        await made.service.stop("sum", first.id)
+        made.advance(2)
+        await made.service.submit("sum", Submission(items, JobOptions(1)))
+        assert first.id not in [view.record.id for view in await made.service.list("sum")]

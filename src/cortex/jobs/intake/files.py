@@ -9,14 +9,14 @@ import asyncio
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import orjson
 
-from cortex.errors import ConflictError, InputError, NotFoundError, StorageError, SubmissionError
+from cortex.errors import BusyError, ConflictError, InputError, NotFoundError, StorageError, SubmissionError
 from cortex.jobs.intake.globs import Globs
 from cortex.jobs.intake.items import BatchBuilder
 from cortex.jobs.intake.json_stream import JsonStream
@@ -232,21 +232,22 @@ async def enqueue_files(
     max_batch_bytes: int,
     log: Callable[[str], None],
     folders: Sequence[str] = (),
+    admit: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
     """Store the batches of a job's files from the beginning, and make them available to workers.
 
-    For `folders` see `root_of`. Invalid files end the job as `enqueue_failed`. If the job was ended meanwhile, this
-    stops.
+    For `folders` see `root_of`. `admit` gets the size of batches before they are stored. Invalid files, and an error of
+    `admit`, end the job as `enqueue_failed`. If the job was ended meanwhile, this stops.
     """
     try:
         await store.reset_batches(job.id)
         found = located_batches(source, environ, max_batch_bytes, folders)
-        count = await _add(store, job.id, found, log)
+        count = await _add(store, job.id, found, log, admit)
         finished = await store.finish_enqueuing(job.id)
         log(f"enqueued {count:,} batches" if count else f"enqueuing failed: {finished.message}")
     except (ConflictError, NotFoundError) as error:
         log(f"enqueuing ended early: {error}")
-    except (StorageError, InputError) as error:
+    except (StorageError, InputError, BusyError) as error:
         await store.change(job.id, JobStatus.ENQUEUE_FAILED, str(error))
         log(f"enqueuing failed: {error}")
 
@@ -256,6 +257,7 @@ async def _add(
     job_id: str,
     located: AsyncGenerator[tuple[str, list[NewBatch]], None],
     log: Callable[[str], None],
+    admit: Callable[[int], Awaitable[None]] | None,
 ) -> int:
     waiting: list[NewBatch] = []
     size_bytes = count = 0
@@ -264,6 +266,8 @@ async def _add(
     try:
         async with aclosing(located) as found:
             async for path, batches in found:
+                if admit is not None:
+                    await admit(sum(len(batch.payload) for batch in batches))
                 for batch in batches:
                     waiting.append(batch)
                     size_bytes += len(batch.payload)

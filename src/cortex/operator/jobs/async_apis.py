@@ -12,7 +12,7 @@ from dataclasses import replace
 from cortex.engine.base import Engine
 from cortex.errors import NotFoundError
 from cortex.home import Home
-from cortex.jobs.async_queue import AsyncQueues, QueueState
+from cortex.jobs.async_queue import ENTRY_BYTES, AsyncQueues, QueueState
 from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.spec import Assignment, Workload, WorkloadView
 from cortex.lifecycle import ApiKind, WorkloadStatus
@@ -86,8 +86,9 @@ class AsyncApis:
         return self._require(api).spec.networking.max_body_size
 
     async def add(self, api: str, workload: Workload) -> None:
-        """Store a workload durably. Raises: NotFoundError."""
-        self._require(api)
+        """Store a workload durably. Raises: NotFoundError, BusyError if its API has stored too much."""
+        max_bytes = self._require(api).spec.networking.max_stored_size
+        await self._workloads.limit.admit(api, len(workload.body) + ENTRY_BYTES, max_bytes)
         await self._workloads.add(api, workload)
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from cortex.config.schema import Api
 from cortex.engine.base import Engine
@@ -34,7 +35,7 @@ from cortex.errors import (
 from cortex.home import Home
 from cortex.jobs.intake.files import enqueue_files
 from cortex.jobs.records import set_message
-from cortex.jobs.spec import Assignment, FilePathLister, JobRecord, Upload, source_from_json
+from cortex.jobs.spec import FROM_ENDPOINT, Assignment, FilePathLister, JobRecord, Upload, source_from_json
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.operator.error_log import LoopErrorLog
@@ -310,10 +311,13 @@ class JobReconciler:
         """Cut a job's files into batches in the background; after a crash of the operator, start over."""
         networking = self._revision(job).spec.networking
         max_bytes, folders = networking.max_batch_size, networking.local_paths or ()
+        log, admit = self.log.of(job), None
+        if FROM_ENDPOINT in job.source:
+            admit = partial(self._store.limit.admit, job.origin.api, max_bytes=networking.max_stored_size)
 
         async def run() -> None:
             try:
-                await enqueue_files(self._store, job, source, self._environ, max_bytes, self.log.of(job), folders)
+                await enqueue_files(self._store, job, source, self._environ, max_bytes, log, folders, admit)
             except DatabaseUnreachableError as error:
                 self._logger.warning("enqueuing waits for the database", job=job.id, error=error)
                 self._enqueuing.pop(job.id, None)  # the next pass starts over

@@ -9,6 +9,7 @@ Unless a submission is trusted, it may only name what the API's owner allows: `n
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from cortex.jobs.intake.items import split_items, split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.output import dead_letter_lines, result_lines
 from cortex.jobs.queries import ErrorGroup, group_errors, read_dead_letters
-from cortex.jobs.records import JobFilter, list_jobs, summarize
+from cortex.jobs.records import MIN_JOB_BYTES, JobFilter, list_jobs, summarize
 from cortex.jobs.spec import (
     FROM_ENDPOINT,
     SCHEDULED_FOR,
@@ -99,12 +100,13 @@ class JobService:
         """Store a job durably. `items` is the body of an upload. Trusted callers may name any place.
 
         `traceparent` is the valid header of the submission, or empty.
-        Raises: NotFoundError, SubmissionError, StorageError if the output can't be written, and the errors of
-        `run.extra_writes`.
+        Raises: NotFoundError, SubmissionError, BusyError if untrusted callers have stored too much, StorageError if the
+        output can't be written, and the errors of `run.extra_writes`.
         """
         record = self._require_api(api)
         if not is_trusted:
             check_places(submission, record.spec)
+            await self._admit(record, (), MIN_JOB_BYTES + len(json.dumps(submission.options.config)))
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ, record.spec.networking.local_paths or ())
         source, options = submission.source, submission.options
@@ -117,6 +119,10 @@ class JobService:
                 job = await self._upload(record, source, options, stored, items)
             else:
                 batches, extra_writes = _batches(source, record.spec.networking.max_batch_size), _nothing
+                if batches is not None and not is_trusted:
+                    found = await asyncio.to_thread(list, batches)
+                    await self._admit(record, found)
+                    batches = iter(found)
                 if run is not None:
                     stored, extra_writes = {**stored, SCHEDULED_FOR: run.at}, run.extra_writes
                 job = await self._store.create(_origin(record), options, stored, batches, extra_writes)
@@ -224,6 +230,11 @@ class JobService:
             for api, found in (await self._store.read(summarize)).items()
         }
 
+    async def _admit(self, record: ApiRecord, batches: Sequence[NewBatch], more_bytes: int = 0) -> None:
+        """Count what an untrusted caller stores. Raises: BusyError."""
+        size_bytes = sum(len(batch.payload) for batch in batches) + more_bytes
+        await self._store.limit.admit(record.name, size_bytes, record.spec.networking.max_stored_size)
+
     async def _upload(
         self,
         record: ApiRecord,
@@ -237,6 +248,8 @@ class JobService:
         with self._reconciler.uploading(job):
             try:
                 async for batches in split_lines(items, source.batch_size, record.spec.networking.max_batch_size):
+                    if FROM_ENDPOINT in stored:
+                        await self._admit(record, batches)
                     await self._store.add_batches(job.id, batches)
                 finished = await self._store.finish_enqueuing(job.id)
                 if finished.status is JobStatus.ENQUEUE_FAILED:
