@@ -208,6 +208,49 @@ def test_rejects_an_endpoint_of_another_deployed_api_at_its_position(tmp_path: P
     assert reading.problems[0].fix == 'choose another endpoint, or run "cortex delete old"'
 
 
+@pytest.mark.parametrize(
+    ("path", "owner"),
+    [
+        ("livez", "the gateway's health check"),
+        ("/readyz/", "the gateway's health check"),
+        ("/healthz", "the gateway's health check"),
+        ("/v2", "the Open Inference Protocol of all APIs"),
+        ("/v2/models/vault/infer", "the Open Inference Protocol of all APIs"),
+        ("/dashboard", "the dashboard"),
+        ("/dashboard/keys/", "the dashboard"),
+        ("/grpc.health.v1.Health", "the gRPC services that each API has"),
+        ("/grpc.reflection.v1alpha.ServerReflection", "the gRPC services that each API has"),
+    ],
+)
+def test_rejects_endpoints_that_belong_to_the_gateway(tmp_path: Path, path: str, owner: str) -> None:
+    reading = examine_text(tmp_path, realtime("a", f"  networking: {{endpoint: {path}}}\n"))
+    endpoint = "/" + path.strip("/")
+    assert lines_of(reading) == [f'6:26: a.networking.endpoint: "{endpoint}" belongs to {owner}']
+    assert reading.problems[0].fix == "choose another endpoint"
+
+
+def test_rejects_a_name_whose_endpoint_belongs_to_the_gateway(tmp_path: Path) -> None:
+    assert lines_of(examine_text(tmp_path, realtime("dashboard"))) == [
+        '1:9: dashboard.name: "/dashboard" belongs to the dashboard'
+    ]
+    assert not examine_text(tmp_path, realtime("dashboard", "  networking: {endpoint: /charts}\n")).problems
+    older = "- kind: deployment\n  name: v2\n- kind: api\n  name: iris\n  model: s3://bucket/model.onnx\n"
+    (problem,) = examine_text(tmp_path, older).problems
+    assert problem.message == '"/v2/iris" belongs to the Open Inference Protocol of all APIs'
+
+
+@pytest.mark.parametrize("path", ["/Livez", "/livez2", "/v2beta", "/v20/a", "/my/dashboard", "/a/v2", "/a/livez"])
+def test_accepts_endpoints_that_only_resemble_those_of_the_gateway(tmp_path: Path, path: str) -> None:
+    assert not examine_text(tmp_path, realtime("a", f"  networking: {{endpoint: {path}}}\n")).problems
+
+
+@pytest.mark.parametrize("path", ["/x/../v2", "/./livez", "/a/..", "a/."])
+def test_rejects_endpoints_that_clients_would_shorten(tmp_path: Path, path: str) -> None:
+    (problem,) = examine_text(tmp_path, realtime("a", f"  networking: {{endpoint: {path}}}\n")).problems
+    endpoint = "/" + path.strip("/")
+    assert problem.message == f'"{endpoint}" cannot be called: clients remove "." and ".." from a path'
+
+
 def test_an_api_may_reuse_its_own_endpoint_or_that_of_a_replaced_api(tmp_path: Path) -> None:
     before = [deployed("a", "/a"), deployed("b", "/b")]
     swapped = realtime("a", "  networking: {endpoint: /b}\n") + realtime("b", "  networking: {endpoint: /a}\n")

@@ -20,6 +20,7 @@ from cortex.config.conversion import Draft, convert
 from cortex.config.document import Document, parse
 from cortex.config.generations import TASK
 from cortex.config.rules.cross_api_rules import clashes_between, clashes_with_deployed, splitter_problems
+from cortex.config.rules.endpoint_rules import endpoint_violations
 from cortex.config.rules.field_rules import field_violations
 from cortex.config.rules.project_rules import project_violations
 from cortex.config.rules.protobuf_rules import read_service, with_endpoint
@@ -106,6 +107,7 @@ def check_file(
         problems += [*draft_problems, *protobuf_problems]
         violations = [
             *field_violations(result.api),
+            *endpoint_violations(result.api),
             *project_violations(result.api, project, frozenset(draft.fields)),
             *protobuf_violations,
         ]

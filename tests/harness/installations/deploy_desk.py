@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from cortex.home import Home
+from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.deployer import Deployer, DeployResult
 from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
@@ -45,20 +46,27 @@ class Desk:
         )
 
     def deploy(
-        self, yaml: str | None = None, handler: str = HANDLER, force: bool = False, **files: str
+        self,
+        yaml: str | None = None,
+        handler: str = HANDLER,
+        force: bool = False,
+        principal: Principal | None = None,
+        **files: str,
     ) -> list[DeployResult]:
         archive = project(config() if yaml is None else yaml, handler, **files)
-        return asyncio.run(self.deployer.deploy(archive, "cortex.yaml", force))
+        return asyncio.run(self.deployer.deploy(archive, "cortex.yaml", force, principal))
 
-    def rollback(self, number: int | None = None, name: str = "iris", force: bool = False) -> DeployResult:
-        return asyncio.run(self.deployer.rollback(name, number, force, "ana"))
+    def rollback(
+        self, number: int | None = None, name: str = "iris", force: bool = False, principal: Principal | None = None
+    ) -> DeployResult:
+        return asyncio.run(self.deployer.rollback(name, number, force, "ana", principal=principal))
 
     def go_live(self, name: str = "iris") -> None:
         """Record that the newest revision became ready, as the reconciler does."""
         self.store.mark_serving(name, self.record(name).target)
 
-    def patch(self, yaml: str, force: bool = False) -> list[DeployResult]:
-        return asyncio.run(self.deployer.patch(yaml.encode(), force))
+    def patch(self, yaml: str, force: bool = False, principal: Principal | None = None) -> list[DeployResult]:
+        return asyncio.run(self.deployer.patch(yaml.encode(), force, principal))
 
     def record(self, name: str = "iris") -> ApiRecord:
         record = self.store.get(name)

@@ -3,15 +3,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from cortex.errors import ConfigError, ConflictError, InputError, NotFoundError
+from cortex.errors import ConfigError, ConflictError, ForbiddenError, InputError, NotFoundError
+from cortex.lifecycle import TokenScope
+from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.deploy.diagnose import Machine
+from cortex.state.queries.apis import ApiChange
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project
 
@@ -312,3 +317,64 @@ def test_a_huge_upload_does_not_block_the_event_loop(desk: Desk) -> None:
         return longest
 
     assert asyncio.run(scenario()) < 0.4
+
+
+LIMITED = Principal("ci", TokenScope.DEPLOY, api="open")
+
+
+def endpoint_of(name: str, path: str) -> str:
+    return config(name, extra=f"  networking: {{endpoint: {path}}}")
+
+
+@pytest.mark.parametrize(
+    ("path", "relation"),
+    [
+        ("/vault/login", "is below the endpoint of vault"),
+        ("/vault/info", "is below the endpoint of vault"),
+        ("/vault/docs/", "is below the endpoint of vault"),
+        ("/vault/v2/models/vault/infer", "is below the endpoint of vault"),
+        ("/shop/cart/pay", "is below the endpoint of cart"),
+        ("/shop", "is above the endpoint of cart"),
+    ],
+)
+def test_a_limited_token_takes_no_path_around_the_endpoint_of_another_api(desk: Desk, path: str, relation: str) -> None:
+    desk.deploy(endpoint_of("vault", "/vault"))
+    desk.deploy(endpoint_of("cart", "/shop/cart"))
+    message = re.escape(
+        f"the token 'ci' is limited to the API open, and {path.rstrip('/')} {relation}, so nothing was changed: "
+        "choose another endpoint, or use a token that is not limited"
+    )
+    with pytest.raises(ForbiddenError, match=message):
+        desk.deploy(endpoint_of("open", path), principal=LIMITED)
+    desk.deploy(endpoint_of("open", "/vaults"), principal=LIMITED)
+    with pytest.raises(ForbiddenError, match=message):
+        desk.patch(endpoint_of("open", path), principal=LIMITED)
+    desk.deploy(endpoint_of("open", path))  # with a token for all APIs
+    desk.go_live("open")
+    desk.deploy(endpoint_of("open", "/open"), principal=LIMITED)
+    with pytest.raises(ForbiddenError, match=message):
+        desk.rollback(name="open", principal=LIMITED)
+    assert desk.rollback(name="open").message.startswith("rolling back")
+
+
+def test_a_limited_token_keeps_an_endpoint_below_which_others_were_deployed(desk: Desk) -> None:
+    desk.deploy(endpoint_of("open", "/open"), principal=LIMITED)
+    desk.deploy(endpoint_of("cart", "/open/cart"))
+    assert messages(desk.deploy(config("open", answer="two"), principal=LIMITED)) == ["updating open (RealtimeAPI)"]
+
+
+def test_a_deployed_api_at_a_path_of_the_gateway_survives_until_it_is_changed(desk: Desk) -> None:
+    desk.deploy(endpoint_of("iris", "/iris"))
+    record = desk.record()
+    networking = record.spec.networking.model_copy(update={"endpoint": "/livez"})  # as an older version accepts
+    spec = record.spec.model_copy(update={"networking": networking})
+    desk.store.write([ApiChange(replace(record.target, spec=spec), record.nonce, "older")])
+    assert desk.record().spec.networking.endpoint == "/livez"
+    asyncio.run(desk.deployer.refresh("iris"))
+    for change in (desk.deploy, desk.patch):
+        with pytest.raises(ConfigError, match='"/livez" belongs to the gateway\'s health check'):
+            change(endpoint_of("iris", "/livez"))
+    desk.go_live()
+    desk.deploy(endpoint_of("iris", "/iris2"))
+    with pytest.raises(ConflictError, match="/livez belongs to the gateway's health check"):
+        desk.rollback()

@@ -32,7 +32,7 @@ def clashes_between(checked: Sequence[CheckedApi]) -> list[Diagnostic]:
         if "networking.endpoint" in result.invalid_fields:
             continue
         other = endpoints.get(endpoint)
-        if other is not None and not _is_split([each.api for each in checked], endpoint, (result.api, other.api)):
+        if other is not None and not is_split([each.api for each in checked], endpoint, (result.api, other.api)):
             message = f"{quote(endpoint)} is the endpoint of {quote(other.api.name)} (on line {_line(other, 'name')})"
             problems += _endpoint_clash(result, message, _clash_fix(result.api, "choose another endpoint"))
         endpoints.setdefault(endpoint, result)
@@ -61,7 +61,7 @@ def clashes_with_deployed(
             fix = f'run "cortex delete {before.name}" and deploy again'
             problems.append(result.draft.document.at_value(node, message, fix))
         known = [*staying, *(each.api for each in checked)]
-        if owner is not None and _is_split(known, owner.networking.endpoint, (result.api, owner)):
+        if owner is not None and is_split(known, owner.networking.endpoint, (result.api, owner)):
             continue
         if owner is not None and "networking.endpoint" not in result.invalid_fields:
             message = f"{quote(owner.networking.endpoint)} is the endpoint of {quote(owner.name)}, which is deployed"
@@ -76,7 +76,7 @@ def _clash_fix(api: Api, otherwise: str) -> str:
     return "add a TrafficSplitter of both with this endpoint, or change the package in the definition"
 
 
-def _is_split(apis: Iterable[Api], endpoint: str, sharing: Iterable[Api]) -> bool:
+def is_split(apis: Iterable[Api], endpoint: str, sharing: Iterable[Api]) -> bool:
     """Return whether a splitter has the path of the gRPC service that these APIs share, and divides its calls."""
     return any(
         splitter.kind is ApiKind.SPLITTER

@@ -19,8 +19,18 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from cortex.config.document import parse
+from cortex.config.rules.cross_api_rules import is_split
+from cortex.config.rules.endpoint_rules import describe_foreign_path, gateway_path_owner
 from cortex.config.schema import Api, PinnedModel, RecordConfig
-from cortex.errors import ConfigError, ConflictError, Diagnostic, InputError, NotFoundError, with_article
+from cortex.errors import (
+    ConfigError,
+    ConflictError,
+    Diagnostic,
+    ForbiddenError,
+    InputError,
+    NotFoundError,
+    with_article,
+)
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
@@ -106,6 +116,7 @@ class Deployer:
                 results, changes, deletions = self._compare(apis, project_hash, force)
                 if principal is not None:
                     principal.check_apis({api.name for api in apis} | set(deletions), config_name)
+                    self._check_paths(apis, principal)
                 changes = await self._describe(changes, folder, "deploy", by)
                 if changes:
                     if self._shared is not None:
@@ -130,6 +141,8 @@ class Deployer:
                 principal.check_apis({api.name for api in apis}, _PATCH_NAME)
             apis = await self._pinned(apis, machine)
             async with self._lock:
+                if principal is not None:
+                    self._check_paths(apis, principal)
                 if (now := self._targets()) != deployed:
                     await asyncio.to_thread(_diagnose_patch, config, now, self._projects, None)
                 records = {record.name: record for record in self._store.records()}
@@ -144,13 +157,19 @@ class Deployer:
                 return self._write(results, await self._describe(changes, None, "patch", by), [])
 
     async def rollback(
-        self, name: str, number: int | None = None, force: bool = False, by: str = "", only_from: str = ""
+        self,
+        name: str,
+        number: int | None = None,
+        force: bool = False,
+        by: str = "",
+        only_from: str = "",
+        principal: Principal | None = None,
     ) -> DeployResult:
         """Deploy an entry of an API's history again; without `number`, the one that was live before the newest.
 
         During an update, `force` is required unless the entry is the one that serves: then this cancels the update.
         Raises: NotFoundError; ConflictError if it is updating, clashes with the other APIs of today, or its newest
-        revision is not `only_from`, if that is given.
+        revision is not `only_from`, if that is given; ForbiddenError if `principal` may not take its endpoint.
         """
         async with self._lock:
             record = self._require(name)
@@ -163,7 +182,9 @@ class Deployer:
                 return DeployResult(name, f"{label} already has the files and configuration of revision {entry.number}")
             if self._is_updating(record) and not force and revision != record.serving:
                 raise ConflictError(f"{name} is updating {_OVERRIDE}")
-            self._check_clashes(entry.spec)
+            self._check_clashes(entry.spec, record.spec)
+            if principal is not None:
+                self._check_paths([entry.spec], principal)
             await self._restore_project(entry)
             result = DeployResult(name, f"rolling back {label} from revision {record.number} to {entry.number}")
             change = ApiChange(revision, entry.nonce, _spec_id(revision))
@@ -282,14 +303,27 @@ class Deployer:
         if not self._projects.path(entry.project_hash).is_dir():
             raise NotFoundError(f"the files of revision {entry.number} are gone; deploy them again")
 
-    def _check_clashes(self, api: Api) -> None:
-        """Raises: ConflictError if an API can't be deployed beside the other APIs of today."""
-        others = {record.name: record.spec for record in self._store.records() if record.name != api.name}
-        for other in others.values():
-            if other.networking.endpoint == api.networking.endpoint:
-                raise ConflictError(
-                    f"{api.networking.endpoint} is now the endpoint of {other.name}; delete it or change its endpoint"
+    def _check_paths(self, apis: Sequence[Api], principal: Principal) -> None:
+        """Raises: ForbiddenError if `principal` is limited to an API, whose endpoint concerns paths of others."""
+        if principal.api is None:
+            return
+        deployed = [record.spec for record in self._store.records()]
+        for api in apis:
+            if relation := describe_foreign_path(api, deployed):
+                raise ForbiddenError(
+                    f"the token {principal.name!r} is limited to the API {principal.api}, and {relation}, so nothing "
+                    "was changed: choose another endpoint, or use a token that is not limited"
                 )
+
+    def _check_clashes(self, api: Api, before: Api) -> None:
+        """Raises: ConflictError if a revision can't replace `before` beside the other APIs of today."""
+        others = {record.name: record.spec for record in self._store.records() if record.name != api.name}
+        endpoint = api.networking.endpoint
+        if endpoint != before.networking.endpoint and (owner := gateway_path_owner(endpoint)):
+            raise ConflictError(f"{endpoint} belongs to {owner}; deploy the API with another endpoint")
+        for other in others.values():
+            if other.networking.endpoint == endpoint and not is_split([api, *others.values()], endpoint, (api, other)):
+                raise ConflictError(f"{endpoint} is now the endpoint of {other.name}; delete it or change its endpoint")
         for traffic in api.apis or ():
             if traffic.name not in others or others[traffic.name].kind is not ApiKind.REALTIME:
                 raise ConflictError(f"{traffic.name}, to which this revision sends requests, is no RealtimeAPI now")

@@ -80,7 +80,7 @@ def deploy_routes(services: Services) -> APIRouter:
     @router.post("/apis/{api}/rollback")
     async def rollback(request: Request, api: str, revision: int | None = None, force: bool = False) -> Json:
         """Deploy a revision of an API's history again; by default the one that was live before."""
-        result = await deployer.rollback(api, revision, force, caller_of(request))
+        result = await deployer.rollback(api, revision, force, caller_of(request), principal=request.state.principal)
         return (await _finish(request, services, [result]))[0]
 
     @router.post("/apis/{api}/promote")

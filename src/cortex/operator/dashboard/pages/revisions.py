@@ -49,7 +49,8 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
         number = form_of(request).get("revision", "")
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise InputError(f"{number[:20]!r} is not the number of a revision")
-        result = await services.deployer.rollback(api, int(number), False, session_of(request).caller)
+        session = session_of(request)
+        result = await services.deployer.rollback(api, int(number), by=session.caller, principal=session.principal)
         return _finish(request, api, result)
 
     @router.post("/promote")
