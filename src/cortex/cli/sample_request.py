@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cortex.client.client import needs_key
 from cortex.payloads.openapi.schemas import NoExampleError, example_with_keys
 from cortex.predictor.applications import APPLICATION_TYPES, example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, is_inference_only, request_arguments
@@ -158,5 +159,4 @@ def _row_key(spec: dict[str, Any]) -> tuple[str, str, bool, str]:
 
 def key_option(api: dict[str, Any]) -> str:
     """Return the option of curl with the caller's key, if an API requires one."""
-    needs_key = api["spec"].get("networking", {}).get("auth") == "api_key"
-    return ' -H "X-API-Key: $CORTEX_API_KEY"' if needs_key else ""
+    return ' -H "X-API-Key: $CORTEX_API_KEY"' if needs_key(api) else ""

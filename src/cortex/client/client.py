@@ -297,7 +297,7 @@ class Client(JobClient):
         """Send one request to an API and return the response: decoded JSON, text, or bytes.
 
         Bytes are sent unchanged, as is text if `content_type` is given; anything else is sent as JSON. `api_key` is
-        required by APIs with `auth: api_key`.
+        required by APIs with `auth: api_key`, and sent to no other.
         Raises: NotFoundError, InputError (the API rejected the request), UserError (its code raised).
         """
         raw = isinstance(payload, bytes) or (content_type is not None and isinstance(payload, str))
@@ -306,7 +306,9 @@ class Client(JobClient):
         except TypeError as error:
             raise InputError(f"the payload can't be sent as JSON: {error}") from None
         kind = content_type or ("application/octet-stream" if raw else "application/json")
-        answer = call_api(self.get_api(api)["endpoint"], body, kind, api_key, self.environment.connect().trust)
+        described = self.get_api(api)
+        key = api_key if needs_key(described) else None
+        answer = call_api(described["endpoint"], body, kind, key, self.environment.connect().trust)
         if answer.status >= 400:
             raise _prediction_error(api, answer)
         answered = answer.headers.get("content-type", "").partition(";")[0].strip()
@@ -447,6 +449,16 @@ class Client(JobClient):
 
 
 _PREDICTORS = {"tensorflow": "TensorFlowPredictor", "onnx": "ONNXPredictor"}
+
+
+def needs_key(api: dict[str, Any]) -> bool:
+    """Return whether callers of an API, as `get_api` returns it, need an API key.
+
+    Operators of older versions don't report it: then a splitter may need one, if an API behind it does.
+    """
+    spec = api["spec"]
+    is_keyed = spec.get("networking", {}).get("auth") == "api_key"
+    return bool(api.get("needs_key", is_keyed or spec.get("kind") == ApiKind.SPLITTER))
 
 
 def call_api(

@@ -98,6 +98,8 @@ _KEYED_CANARY = "keyed-canary"
 #: A request that a canary gets a copy of, and that did not come through a splitter.
 _COPIED = "{ var(txn.copy) -m beg api: } ! { var(txn.split) -m found }"
 _SPLITS_PER_LINE = 50
+#: Callers may send a key to an API that requires none, or in another place. User code would receive it, and log it.
+_HIDE_KEYS = "  http-request lua.cortex_hide_keys if { req.hdrs -m sub ck_ } or { query -m sub ck_ }\n"
 #: Requests that the gateway sends to itself were checked when they came from the client. Their frontend sets this
 #: variable, and asking for it is cheaper than for the name of the frontend.
 _FROM_CLIENT = "! { var(txn.backend) -m found }"
@@ -137,7 +139,8 @@ def section(
     backend: ApiBackend, table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float, keyed: Collection[str]
 ) -> str:
     """Return the section of an API without its servers. `keyed` is the result of `keyed_splits`."""
-    first = _key_rules(backend, table, keyed) + _head_rules(backend) + _tcp_rules(backend, table.gateway_secret)
+    rules = (_key_rules(backend, table, keyed), _HIDE_KEYS, _head_rules(backend))
+    first = "".join(rules) + _tcp_rules(backend, table.gateway_secret)
     if backend.protocol is Protocol.JOBS:
         return _jobs_section(backend, sockets, first)
     return _calls_section(backend, sockets, body_timeout_s, first)

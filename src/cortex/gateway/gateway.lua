@@ -27,6 +27,31 @@ core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
   end
 end, 1)
 
+-- An API key as a word of its own; see `operator/access/keys.py`.
+local KEY = "%f[%w_-]ck_" .. string.rep("%x", 10) .. "_" .. string.rep("[%w_-]", 43) .. "%f[^%w_-]"
+
+-- Removes API keys from a request: from its query, and from headers, which are deleted if a key is their whole value.
+core.register_action("cortex_hide_keys", { "http-req" }, function(txn)
+  local query, found = string.gsub(txn.f:query() or "", KEY, "")
+  if found > 0 then
+    txn.http:req_set_query(query)
+  end
+  for name, values in pairs(txn.http:req_get_headers()) do
+    for index = 0, #values do
+      if string.find(values[index], KEY) then
+        txn.http:req_del_header(name)
+        for other = 0, #values do
+          local rest, count = string.gsub(values[other], KEY, "")
+          if count == 0 or not string.find(rest, "^%s*%a*%s*$") then
+            txn.http:req_add_header(name, rest)
+          end
+        end
+        break
+      end
+    end
+  end
+end, 0)
+
 local DRAINS = 256
 local DRAIN_S = 30
 local DRAIN_BYTES = 1024 * 1024 * 1024

@@ -68,6 +68,11 @@ class Documentation:
         models = signature.models if signature is not None else ()
         return [{**model_document(model.name, model, ()), "found": model.description} for model in models]
 
+    def needs_key(self, record: ApiRecord) -> bool:
+        """Return whether callers need an API key: for a splitter also if one of the APIs behind it requires one."""
+        behind = (self._apis.get(each.name) for each in record.spec.apis or [])
+        return any(each.spec.networking.needs_key for each in (record, *filter(None, behind)))
+
     def _record(self, name: str) -> ApiRecord:
         record = self._apis.get(name)
         if record is None or not record.spec.networking.docs:
@@ -91,7 +96,7 @@ class Documentation:
             is_application=handler is not None and handler.type in (*APPLICATION_TYPES, "command"),
             is_grpc=any(each.is_grpc for each in targets) or (handler is not None and revision.spec.is_grpc),
             likely_verb="POST" if signature is not None else self._likely_verb(revision),
-            needs_key=networking.needs_key or any(each.spec.networking.needs_key for each in found),
+            needs_key=self.needs_key(record),
             timeout_s=networking.timeout_s,
             max_body_bytes=networking.max_body_size,
             sample=self._sample(revision) or _sample_of_model(revision, signature),

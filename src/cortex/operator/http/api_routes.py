@@ -281,6 +281,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "metrics": metrics.get(record.name, {}),
         "open_workloads": services.jobs.open_workloads(record.name),
         "endpoint": endpoint,
+        "needs_key": services.documentation.needs_key(record),
         "docs": f"{endpoint}/docs" if record.spec.has_docs else None,
         "deployment": record.deployment,
         "api_id": record.api_id,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from cortex.cli.arguments import add_api, add_env, read_sample
 from cortex.cli.session import Session
-from cortex.client.client import Client, open_api
+from cortex.client.client import Client, needs_key, open_api
 from cortex.client.transport import describe_error
 from cortex.errors import CortexError, InputError
 from cortex.lifecycle import ApiKind
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     api = client.get_api(arguments.api)
     endpoint, verb = _target(api, arguments)
     began = time.monotonic()
-    key = arguments.api_key or session.environ.get("CORTEX_API_KEY")
+    key = arguments.api_key or session.environ.get("CORTEX_API_KEY") if needs_key(api) else None
     trust = client.environment.connect().trust
     connection, response = open_api(endpoint, body, content_type, None, key, trust, verb)
     try:
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         _print_debug_log(client, api, response.getheader("x-cortex-request-id", ""), session)
     if response.status >= 400:
         reason = response.getheader("grpc-message")  # errors of the gateway for gRPC APIs have no body
-        needs_key = response.status == HTTPStatus.UNAUTHORIZED and api["spec"]["networking"].get("auth") == "api_key"
-        hint = "; write --api-key KEY, or set CORTEX_API_KEY" if needs_key else ""
+        lacks_key = response.status == HTTPStatus.UNAUTHORIZED and needs_key(api)
+        hint = "; write --api-key KEY, or set CORTEX_API_KEY" if lacks_key else ""
         session.console.error(
             f"{arguments.api} answered with status {response.status}{f': {reason}' if reason else ''}{hint}"
         )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from cortex.cli.arguments import add_env, add_output
 from cortex.cli.output import located
 from cortex.cli.session import Session
+from cortex.client.client import needs_key
 from cortex.client.packaging import find_config
 from cortex.client.transport import open_connection
 from cortex.config.schema import COMMAND
@@ -252,8 +253,8 @@ def _deployed(arguments: argparse.Namespace, session: Session) -> ReplayTarget:
         raise InputError(f"{arguments.against} is not a RealtimeAPI over HTTP, which is what recordings are of")
     endpoint, trust = str(api["endpoint"]), client.environment.connect().trust
     timeout_s = float(spec["networking"]["timeout_s"]) + _GRACE_S
-    key = arguments.api_key or session.environ.get("CORTEX_API_KEY")
-    if spec["networking"].get("auth") == "api_key" and not key:
+    key = arguments.api_key or session.environ.get("CORTEX_API_KEY") if needs_key(api) else None
+    if needs_key(api) and not key:
         raise InputError(f"{arguments.against} needs a key: write --api-key KEY, or set CORTEX_API_KEY")
     headers = {"x-api-key": key} if key else {}
     return ReplayTarget(

@@ -15,7 +15,7 @@ from cortex.cli.rollout import report_failure, show_docs, show_result, wait
 from cortex.cli.session import Session
 from cortex.cli.tables.canary import canary_notes
 from cortex.cli.tables.scaling import room_note, shortage_note
-from cortex.client.client import Client
+from cortex.client.client import Client, needs_key
 from cortex.client.environments import LOCAL
 from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
@@ -155,7 +155,7 @@ def _report_live(api: Json, folder: Path, seconds: float, client: Client, sessio
     )
     for line in lines:
         console.line(f"  {line}")
-    if api["spec"].get("networking", {}).get("auth") == "api_key":
+    if needs_key(api):
         console.line(f"  cortex keys create NAME --api {name}")
 
 

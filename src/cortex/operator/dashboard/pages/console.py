@@ -93,7 +93,7 @@ def console_pages(services: Services, pages: Pages) -> APIRouter:
             operation=operation,
             form=form,
             answer=answer,
-            needs_key=services.api(api).spec.networking.needs_key,
+            needs_key=services.documentation.needs_key(services.api(api)),
         )
 
     @router.get("/console")
