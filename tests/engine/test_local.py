@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cortex.dev.api_process import environment_of_processes
 from cortex.engine.local import KILL_AFTER_S, SPEC_FILE, LocalEngine, replica_environ
 from cortex.errors import EngineError
 from cortex.home import Home
@@ -226,9 +227,16 @@ def test_replicas_inherit_the_environment_without_secrets() -> None:
         "AWS_ACCESS_KEY_ID": "id",
         "CORTEX_TOKEN": "secret",
         "CORTEX_OPERATOR_TOKEN": "secret",
+        "CORTEX_DATABASE": "postgresql://u:secret@h/d",
+        "CORTEX_API_KEY": "secret",
+        "CORTEX_DEV": "1",
+        "CORTEX_HOME": "/home",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    assert replica_environ(environ) == {"HTTPS_PROXY": "http://proxy", "AWS_ACCESS_KEY_ID": "id"}
+    inherited = {"HTTPS_PROXY": "http://proxy", "AWS_ACCESS_KEY_ID": "id", "CORTEX_HOME": "/home"}
+    assert replica_environ(environ) == inherited
+    in_dev = {**inherited, "PYTHONDONTWRITEBYTECODE": "1", "CORTEX_DEV": "1"}
+    assert environment_of_processes(environ) == in_dev
 
 
 def _session(pid: int) -> int:

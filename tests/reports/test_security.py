@@ -33,6 +33,7 @@ def keys_received(api: ReportedApi) -> dict[str, object]:
     headers = api.post({}, **{"x-api-key": KEY, "authorization": "Bearer of-the-api"}).json
     return {
         "predict": json.loads(predicted).get("x-api-key"),
+        "variables": set(json.loads(predicted)["variables"]),
         "caller": (headers.get("x-api-key"), headers["authorization"]),
         "needs": [name for name in ("t", "keyed", "both") if api.cortex.get(name)["needs_key"]],
     }
@@ -40,16 +41,30 @@ def keys_received(api: ReportedApi) -> dict[str, object]:
 
 REPORTS = [
     Report(
-        name="an API without keys receives none",
-        reference="X5",
+        name="an API receives neither keys of callers nor variables of the operator",
+        reference="X5, X8",
         source="""
+            import os
+
             class Handler:
                 def __init__(self, config): pass
-                def handle_post(self, payload, headers): return dict(headers)
+                def handle_post(self, payload, headers):
+                    return {**headers, "variables": [name for name in os.environ if name.startswith("CORTEX_")]}
         """,
         config=SPLIT,
         observe=keys_received,
-        right={"predict": None, "caller": (None, "Bearer of-the-api"), "needs": ["keyed", "both"]},
+        right={
+            "predict": None,
+            "variables": {
+                "CORTEX_HOME",
+                "CORTEX_API_NAME",
+                "CORTEX_LOG_LEVEL",
+                "CORTEX_PROCESS_INDEX",
+                "CORTEX_REPLICA_ID",
+            },
+            "caller": (None, "Bearer of-the-api"),
+            "needs": ["keyed", "both"],
+        },
     ),
 ]
 

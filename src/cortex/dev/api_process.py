@@ -17,6 +17,7 @@ import psutil
 from cortex.config.schema import Api
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.link import Link
+from cortex.engine.local import user_environ
 from cortex.processes.process_tree import is_cleaner
 from cortex.supervisor.exit_reasons import count_kernel_oom_kills, name_death
 from cortex.worker.spec import DEV_VARIABLE, ReplicaSpec
@@ -202,5 +203,5 @@ def _wait_status(return_code: int) -> int:
 
 
 def environment_of_processes(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the processes: those of the terminal, and a mark that user code may read."""
-    return {**environ, DEV_VARIABLE: "1"}
+    """Return the variables of the processes: those that a replica would inherit, and a mark that user code may read."""
+    return {**user_environ(environ), DEV_VARIABLE: "1"}

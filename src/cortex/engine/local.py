@@ -33,6 +33,7 @@ from cortex.processes.backoff import Backoff
 from cortex.processes.daemon import Daemon, has_workers, output_tail
 from cortex.processes.identity import Identity
 from cortex.processes.jsonl import encode
+from cortex.projects.dotenv import RESERVED_PREFIX
 from cortex.telemetry import Logger
 from cortex.worker.devices import gpu_environ
 from cortex.worker.spec import (
@@ -42,10 +43,12 @@ from cortex.worker.spec import (
     RequestLimits,
     orphan_limit_s,
 )
-from cortex.worker.working_copy import remove_tree
+from cortex.worker.working_copy import STRATEGY_VARIABLE, remove_tree
 
 SPEC_FILE = "spec.json"
 IDENTITY_FILE = "supervisor.json"
+#: Variables of cortex that user code inherits: where its client finds the installation, and how projects are copied.
+_INHERITED_VARIABLES = frozenset({"CORTEX_HOME", STRATEGY_VARIABLE})
 _OUTPUT_FILE = "output"
 
 #: Time that a replica has to end after its drain time, before it is killed.
@@ -355,17 +358,21 @@ class LocalEngine:
             running.supervisor.kill()
 
 
-def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that replicas inherit from the operator: everything but its secrets.
-
-    PYTHONDONTWRITEBYTECODE is removed as well: with it, each start would compile every module again.
-    """
-    left_out = {"PYTHONDONTWRITEBYTECODE"}
+def user_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that user code inherits: of cortex's own variables, only those without secrets."""
     return {
         key: value
         for key, value in environ.items()
-        if key not in left_out and not (key.startswith("CORTEX_") and "TOKEN" in key)
+        if not key.startswith(RESERVED_PREFIX) or key in _INHERITED_VARIABLES
     }
+
+
+def replica_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that replicas, and what is installed for them, inherit from the operator.
+
+    PYTHONDONTWRITEBYTECODE is removed: with it, each start would compile every module again.
+    """
+    return {key: value for key, value in user_environ(environ).items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 async def _connect(spec: ReplicaSpec) -> tuple[StreamReader, StreamWriter]:

@@ -12,7 +12,7 @@ from harness.installations.installation import Installation, installation
 @pytest.fixture(scope="session")
 def shared_installation() -> Iterator[Installation]:
     """A running operator and gateway, with the APIs of one module at a time."""
-    with installation() as made:
+    with installation(variables={"CORTEX_PASSWORD": "of the operator"}) as made:
         yield made
 
 
