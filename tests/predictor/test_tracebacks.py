@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cortex.predictor.tracebacks import format_user_traceback
+from cortex.predictor.tracebacks import describe, format_user_traceback
 
 
 def chain_of(length: int) -> BaseException:
@@ -119,3 +119,10 @@ def test_a_raised_exception_has_its_frames_even_if_it_cannot_be_formatted() -> N
     text = format_user_traceback(error)
     assert text.startswith("Traceback (most recent call last):\n")
     assert "raise error" in text
+
+
+def test_secrets_of_the_environment_are_in_no_text_of_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    error = ConnectionError("no login with hunter2 at postgresql://app:s3cret@db/prod")
+    for text in (describe(error), format_user_traceback(error)):
+        assert "ConnectionError: no login with ******** at postgresql://app:********@db/prod" in text

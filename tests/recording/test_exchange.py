@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -123,6 +124,10 @@ CREDENTIALS = [
 ]
 
 
+CREDENTIALS += ["key", "access_key", "sig", "pwd", "code", "jwt", "sid"]
+CREDENTIALS += ["X-Access-Key", "Ocp-Apim-Subscription-Key", "X-JWT", "X-Pwd", "X-CSRF"]
+
+
 @pytest.mark.parametrize("name", CREDENTIALS)
 def test_keys_are_never_written(name: str) -> None:
     headers = ((name.lower().encode(), b"geheim"), (b"x-thing", b"7"))
@@ -130,6 +135,25 @@ def test_keys_are_never_written(name: str) -> None:
     line = encoded(raw(headers=headers, query=query))
     assert "geheim" not in json.dumps(line)
     assert (line["headers"], line["query"]) == ([["x-thing", "7"]], "a=1")
+
+
+def test_known_secrets_and_credentials_in_other_headers_become_asterisks() -> None:
+    redaction = Redaction.parse((), ["geheim", 'with "quotes"'])
+    exchange = raw(
+        b'{"a": "geheim", "b": "with \\"quotes\\""}',
+        b"\xff geheim",
+        headers=((b"referer", b"https://h/x?token=abc"), (b"x-forward", b"Bearer abc"), (b"x-note", b"a geheim")),
+        query=b"a=geheim",
+        media_type=b"application/octet-stream",
+    )
+    line = json.loads(ExchangeEncoder(redaction).encode(exchange))
+    assert line["request"]["json" if "json" in line["request"] else "text"]
+    assert "geheim" not in json.dumps(line) and "quotes" not in json.dumps(line["request"])
+    assert base64.b64decode(line["response"]["base64"]) == b"\xff ******"
+    assert line["headers"] == [
+        ["referer", "https://h/x?token=********"], ["x-forward", "Bearer ********"], ["x-note", "a ********"]
+    ]  # fmt: skip
+    assert line["query"] == "a=******"
 
 
 def test_redacted_values_headers_and_parameters_are_removed_from_request_and_answer() -> None:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from cortex.config.masking import is_secret, mask_secrets
 from cortex.config.rules.violations import Violation
 from cortex.config.validate import CheckedFile
 from cortex.errors import Diagnostic
+from cortex.masking import is_secret, mask_secrets
 from cortex.projects.project import ProjectFiles
 
 _INDEX_WITH_CREDENTIALS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s@]+@", re.IGNORECASE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from cortex.errors import ModelError, UserError, type_name
+from cortex.masking import mask_known, secrets_of_environment
 from cortex.predictor.importing import suggest_import
 from cortex.predictor.user_forks import end_if_forked, process_id
 
@@ -42,10 +43,11 @@ def set_project(folder: Path) -> None:
 def format_user_traceback(exc: BaseException, begins_in_project: bool = False) -> str:
     """Format an exception like Python, without frames of Cortex; paths in the project are relative to it.
 
-    With `begins_in_project`, frames of frameworks before the first frame of the project are left out as well.
+    With `begins_in_project`, frames of frameworks before the first frame of the project are left out as well. Secrets
+    of the environment are masked: clients of databases put them into messages.
     """
     try:
-        return "".join(_shown_chain(exc, _prefix(), begins_in_project).format())
+        return _masked("".join(_shown_chain(exc, _prefix(), begins_in_project).format()))
     except BaseException as error:  # attributes of an exception may be user code
         frames = vars(BaseException)["__traceback__"].__get__(exc)
         stack = _of_user(traceback.extract_tb(frames), _prefix())
@@ -82,7 +84,11 @@ def describe(exc: BaseException) -> str:
     message = f"{name}: {lines[0][:_MESSAGE_LIMIT]}" if lines else name
     if isinstance(exc, ModuleNotFoundError) and exc.name:
         message += f"; {suggest_import(exc.name)}"
-    return message
+    return _masked(message)
+
+
+def _masked(text: str) -> str:
+    return mask_known(text, secrets_of_environment(os.environ))
 
 
 @contextmanager

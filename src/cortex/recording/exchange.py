@@ -25,6 +25,7 @@ from urllib.parse import unquote_plus
 import orjson
 
 from cortex.errors import InputError
+from cortex.masking import is_credential, mask_text
 from cortex.payloads.json_bodies import dump_json, parse_json
 from cortex.recording.json_path import JsonPath
 
@@ -42,8 +43,6 @@ _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1e6, 1_000_000_000
 _MAX_NAMES, _MAX_CACHED_BYTES = 1000, 256
 #: Instead of the header of a request of `cortex replay`.
 _OF_REPLAY = b"replay"
-#: Names of headers and query parameters that have credentials.
-_CREDENTIAL = re.compile(r"auth|cookie|token|secret|passw|credential|signature|api[-_]?key|session", re.IGNORECASE)
 #: Headers of a connection and of the gateway, which a replay has to set itself.
 _OF_CONNECTION = re.compile(
     r"host|connection|content-length|content-type|transfer-encoding|expect|te|trailer|upgrade|keep-alive|proxy-.*"
@@ -83,17 +82,18 @@ class Redaction:
 
     paths: tuple[JsonPath, ...] = ()
     names: frozenset[str] = frozenset()  #: of headers and query parameters, in lower case
+    values: tuple[str, ...] = ()  #: of secrets, which become asterisks
 
     @classmethod
-    def parse(cls, entries: Iterable[str]) -> Redaction:
-        """Parse the entries of `networking.record.redact`. Raises: ValueError."""
+    def parse(cls, entries: Iterable[str], values: Iterable[str] = ()) -> Redaction:
+        """Parse the entries of `networking.record.redact`; `values` are those of secrets. Raises: ValueError."""
         entries = tuple(entries)
         paths = tuple(JsonPath.parse(entry) for entry in entries if entry.startswith("$"))
-        return cls(paths, frozenset(entry.lower() for entry in entries if not entry.startswith("$")))
+        return cls(paths, frozenset(entry.lower() for entry in entries if not entry.startswith("$")), tuple(values))
 
     def allows(self, name: str) -> bool:
         """Return whether a header or query parameter is recorded."""
-        return name.lower() not in self.names and not _CREDENTIAL.search(name)
+        return name.lower() not in self.names and not is_credential(name)
 
 
 class ExchangeEncoder:
@@ -104,6 +104,8 @@ class ExchangeEncoder:
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
+        forms = (form for text in redaction.values for form in (text.encode(), orjson.dumps(text)[1:-1]))
+        self._secrets = [(form, b"*" * len(form)) for form in dict.fromkeys(forms)]  #: sizes of bodies stay
         self._names: dict[bytes, bool] = {}  #: of headers: they are recorded
         self._headers: dict[tuple[bytes, bytes], bytes] = {}  #: as they are written
         self._json_prefixes: dict[bytes, bytes] = {}  #: of bodies, by media type; empty: not JSON, or redacted
@@ -132,6 +134,8 @@ class ExchangeEncoder:
         ) = raw
         headers: list[bytes] = []
         media_type = coding = b""
+        for secret, stars in self._secrets:
+            query, request, answer = (part.replace(secret, stars) for part in (query, request, answer))
         names, written = self._names, self._headers
         for header in request_headers:
             name = header[0]
@@ -191,7 +195,8 @@ class ExchangeEncoder:
                 return _OF_REPLAY
             if not self._redaction.allows("user-agent"):
                 return b""
-        text = b"[%b,%b]" % (_quoted(header[0]), _quoted(header[1]))
+        value = mask_text(header[1].decode("latin-1"), self._redaction.values).encode("latin-1")
+        text = b"[%b,%b]" % (_quoted(header[0]), _quoted(value))
         if len(text) <= _MAX_CACHED_BYTES:
             if len(self._headers) == _MAX_NAMES:
                 self._headers.clear()

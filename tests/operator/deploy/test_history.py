@@ -92,6 +92,21 @@ def test_never_shows_secrets_of_the_configuration() -> None:
     ]
 
 
+def test_never_shows_secrets_by_value(tmp_path: Path) -> None:
+    before, after = (write(tmp_path / name, **{".env": f"LOGIN_TOKEN={name}-of-dotenv\n"}) for name in ("old", "new"))
+    config = {
+        "note": "Bearer abc",
+        "hook": "https://h/x?token=abc&sig=abc",
+        "args": ["--token", "abc", "new-of-dotenv"],
+    }
+    lines = describe_changes(api({"config": {"note": "old-of-dotenv"}}), api({"config": config}), before, after)
+    assert lines[:3] == (
+        "handler.config.note: ******** → Bearer ********",
+        "handler.config.hook: https://h/x?token=********&sig=******** (new)",
+        'handler.config.args: ["--token", "********", "********"] (new)',
+    )
+
+
 def write(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         path = folder / name.replace("__", "/")

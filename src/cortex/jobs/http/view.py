@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.config.masking import MASK, mask_secrets, mask_spec
 from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 from cortex.lifecycle import JobStatus
+from cortex.masking import MASK, mask_known, mask_secrets, mask_spec, secret_values
 
 Json = dict[str, Any]
 
@@ -57,7 +57,7 @@ class JobView:
 
 
 def spec_json(record: JobRecord) -> Json:
-    """Return the job spec, with its secrets: the `job_spec` of the user's code."""
+    """Return the job spec as the `job_spec` of the user's code, with its secrets."""
     origin, options = record.origin, record.options
     created_at = _time(record.created_at)
     spec = {
@@ -87,21 +87,31 @@ def spec_json(record: JobRecord) -> Json:
     return _for_kind(record, spec)
 
 
+def _masked_spec(record: JobRecord) -> tuple[Json, tuple[str, ...]]:
+    """Return the job spec without its secrets, and the values of these and of the secrets of its API."""
+    values = secret_values({"handler": {"config": record.options.config}}, {})
+    values += secret_values(json.loads(record.origin.spec))
+    spec: Json = mask_secrets(spec_json(record), values)
+    return spec, values
+
+
 def submitted_json(record: JobRecord) -> Json:
     """Return the response to a submission."""
-    return {**_masked_spec(record), "message": record.message or f"submitted job {record.id}"}
+    spec, values = _masked_spec(record)
+    return {**spec, "message": mask_known(record.message, values) or f"submitted job {record.id}"}
 
 
 def status_json(view: JobView) -> Json:
     """Return a job's `job_status`: the fields of its spec, its status and its counts."""
     record = view.record
     counts = record.counts
+    spec, values = _masked_spec(record)
     status = {
-        **_masked_spec(record),
+        **spec,
         "status": record.status.code,
         "status_message": record.status.message,
-        "message": record.message,
-        "traceback": record.traceback,
+        "message": mask_known(record.message, values),
+        "traceback": mask_known(record.traceback, values),
         "running_since": _time(record.started_at),
         "end_time": _time(record.ended_at),
         "deadline": _time(record.deadline_at),
@@ -135,11 +145,6 @@ def _for_kind(record: JobRecord, data: Json) -> Json:
     if not record.origin.is_task:
         return data
     return {key: value for key, value in data.items() if key not in _OF_BATCHES}
-
-
-def _masked_spec(record: JobRecord) -> Json:
-    masked: Json = mask_secrets(spec_json(record))
-    return masked
 
 
 def _api_spec(text: str) -> Json:

@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from cortex import __version__
-from cortex.config.masking import mask_secrets
 from cortex.errors import CortexError, NotFoundError
+from cortex.masking import mask_secrets
 from cortex.operator.dashboard.security import PREFIX, permits
 from cortex.operator.dashboard.sessions import DashboardSession
 

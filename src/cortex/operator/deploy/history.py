@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,10 +13,11 @@ from pydantic import BaseModel
 
 from cortex.config.api_spec import api_spec
 from cortex.config.generations import HANDLER
-from cortex.config.masking import is_secret_field, mask_secrets
 from cortex.config.schema import Api
+from cortex.masking import is_secret_field, mask_secrets, secret_values
 from cortex.models.spec import DEFAULT_MODEL
 from cortex.operator.deploy.model_pins import pins_of
+from cortex.operator.deploy.projects import dotenv_of
 from cortex.projects.requirements import requirement_lines
 
 #: Longest value that is shown.
@@ -64,7 +65,9 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
 
     Reads the files of both projects unless the folders are the same.
     """
-    lines = _limited(list(spec_changes(before, after)), "fields")
+    states = ((before, folder_before), (after, folder_after))
+    values = [value for api, folder in states for value in secret_values(api_spec(api), dotenv_of(folder))]
+    lines = _limited(list(spec_changes(before, after, values)), "fields")
     lines += [change.describe() for change in version_changes(before, after)]
     lines += _model_package_changes(before, after)
     if folder_before != folder_after and folder_before.is_dir():  # it may be missing after a change of the leader
@@ -73,9 +76,10 @@ def describe_changes(before: Api, after: Api, folder_before: Path, folder_after:
     return tuple(lines)
 
 
-def spec_changes(before: Api, after: Api) -> Iterator[str]:
+def spec_changes(before: Api, after: Api, secrets: Sequence[str] = ()) -> Iterator[str]:
     """Yield a line for each key of the user's file whose value differs, such as `compute.cpu: 0.2 → 0.5`.
 
+    `secrets` are values to mask, in addition to what looks like one.
     Times and amounts have one notation, however they are written. Of a section that is new, defaults are not shown.
     """
     # An older version of cortex stored neither what the user wrote nor the defaults of fields that it did not have.
@@ -102,9 +106,9 @@ def spec_changes(before: Api, after: Api) -> Iterator[str]:
             is_default = section not in sections and field in _DEFAULTS and _DEFAULTS[field] == now
             unshown[section] = is_default and unshown.get(section, True)
             if not is_default:
-                yield f"{field}: {_shown(now, field)} (new)"
+                yield f"{field}: {_shown(now, field, secrets)} (new)"
         else:
-            yield f"{field}: {_shown(was, field)} → {_shown(now, field)}"
+            yield f"{field}: {_shown(was, field, secrets)} → {_shown(now, field, secrets)}"
     for section, has_only_defaults in unshown.items():
         if has_only_defaults:
             yield f"{section}: its defaults (new)"
@@ -201,11 +205,11 @@ def _limited(lines: list[str], what: str) -> list[str]:
     return lines[:_LINES] + more
 
 
-def _shown(value: Any, key: str = "") -> str:
+def _shown(value: Any, key: str, secrets: Sequence[str]) -> str:
     notation = _NOTATIONS.get(key)
     if notation is not None and isinstance(value, int | float):
         return notation(value)
-    value = mask_secrets(value)
+    value = mask_secrets(value, secrets)
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 1]}…"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
 
-from cortex.errors import CortexError
+from cortex.errors import ConfigError, CortexError
 from cortex.home import Home
 from cortex.projects.archive import unpack
+from cortex.projects.dotenv import read_dotenv
 from cortex.state.queries.projects import ProjectStore
 from cortex.telemetry import Logger
 
@@ -104,3 +106,16 @@ class SharedProjects:
                 self._logger.error("project is missing; deploy it again", project=project_hash)
         except (CortexError, OSError) as error:
             self._logger.error("project can't be fetched", project=project_hash, error=error)
+
+
+def dotenv_of(project: Path) -> Mapping[str, str]:
+    """Return the variables of the `.env` of a project, which never changes; none while its folder is missing."""
+    return _read_dotenv(project) if project.is_dir() else {}
+
+
+@lru_cache(256)
+def _read_dotenv(project: Path) -> Mapping[str, str]:
+    try:
+        return read_dotenv(project)
+    except ConfigError:  # an older version accepted it
+        return {}

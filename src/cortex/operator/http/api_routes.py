@@ -7,22 +7,24 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from cortex.config.masking import mask_change, mask_spec
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError, GatewayError, InputError, NotFoundError, with_article
 from cortex.jobs.http.view import status_json
 from cortex.jobs.intake.request_body import read_body
 from cortex.lifecycle import ApiKind
+from cortex.masking import mask_change, mask_spec
 from cortex.operator.access.audit import record_change
 from cortex.operator.access.auth import caller_of
 from cortex.operator.autoscaling.policy import ScalingPolicy
 from cortex.operator.canary.trials import TrialOutcome
 from cortex.operator.deploy.deployer import DeployResult
+from cortex.operator.deploy.projects import dotenv_of
 from cortex.operator.http.log_format import DEFAULT_TAIL, MAX_TAIL, LogForm
 from cortex.operator.http.log_streams import stream_access_log, stream_logs
 from cortex.operator.http.services import Services
@@ -276,7 +278,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
     models = describe_models(services.reconciler.statuses(record.name))
     endpoint = services.identity.gateway_url + record.spec.networking.endpoint
     return {
-        "spec": _without_secrets(record.spec),
+        "spec": _without_secrets(record.spec, services.home.projects_dir / record.target.project_hash),
         "status": services.reconciler.state(record).to_json(),
         "metrics": metrics.get(record.name, {}),
         "open_workloads": services.jobs.open_workloads(record.name),
@@ -326,8 +328,8 @@ def _canary_of(entry: HistoryEntry, record: ApiRecord, trial: Json | None) -> st
     return "not promoted" if was_canary and entry.number != record.number else None
 
 
-def _without_secrets(spec: Api) -> Json:
+def _without_secrets(spec: Api, project: Path) -> Json:
     data = spec.model_dump(mode="json", exclude={"as_written"})
     if spec.kind is ApiKind.SPLITTER:
         return {name: value for name, value in data.items() if name not in _CODE_SECTIONS}
-    return mask_spec(data)
+    return mask_spec(data, dotenv_of(project))

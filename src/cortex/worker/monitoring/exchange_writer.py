@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortex.errors import StorageError
+from cortex.masking import secret_values, secrets_of_environment
 from cortex.recording.exchange import MAX_BODY_BYTES, ExchangeEncoder, RawExchange, Redaction, encode_head
 from cortex.recording.storage import BucketStorage, FolderStorage, RecordingStorage
 from cortex.worker.monitoring.metrics import MetricFile, SeriesKind, series_key
@@ -393,7 +394,11 @@ def open_exchange_writer(
     else:
         place = str(Path(spec.record_to) / spec.api)
         storage = FolderStorage(Path(place), name, head, spec.record_max_bytes)
-    redaction = Redaction.parse(spec.record_redact)
+    values = (
+        *secret_values({"handler": {"env": spec.env, "config": spec.config}}),
+        *secrets_of_environment(os.environ),
+    )
+    redaction = Redaction.parse(spec.record_redact, values)
     writer = ExchangeWriter(spec.record_share, spec.record_max_cpu, redaction, storage, file, place, loop)
     writer.start()
     return writer

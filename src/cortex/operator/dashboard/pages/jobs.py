@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from cortex.config.masking import mask_secrets
 from cortex.errors import InputError
 from cortex.jobs.http.view import JobView, job_json, spec_json, status_json
 from cortex.jobs.records import JobFilter
 from cortex.jobs.spec import DeadLetter
 from cortex.lifecycle import JobStatus
+from cortex.masking import mask_secrets
 from cortex.operator.access.audit import record_change
 from cortex.operator.dashboard.pages.logs import MAX_LINES, styled_lines
 from cortex.operator.dashboard.rendering import Pages, done, shown_json

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
 from cortex.config.api_spec import api_spec
-from cortex.config.masking import mask_spec
 from cortex.errors import InputError
+from cortex.masking import mask_spec
 from cortex.operator.access.audit import record_change
 from cortex.operator.dashboard.pages.apis import api_row
 from cortex.operator.dashboard.rendering import Pages, done
 from cortex.operator.dashboard.security import PREFIX, form_of, session_of
 from cortex.operator.deploy.deployer import DeployResult
+from cortex.operator.deploy.projects import dotenv_of
 from cortex.operator.http.api_routes import describe_revision, promote_revision
 from cortex.operator.http.services import Services
+from cortex.state.revision import Revision
+
+Json = dict[str, Any]
 
 
 def revision_pages(services: Services, pages: Pages) -> APIRouter:
@@ -25,14 +31,19 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
         """Show the configuration of the newest revision, and of the serving one if it is another."""
         row, record = await api_row(services, api), services.api(api)
         serving = record.serving if record.serving and record.serving.hash != record.revision else None
+
+        def shown(revision: Revision) -> Json:
+            dotenv = dotenv_of(services.home.projects_dir / revision.project_hash)
+            return mask_spec(api_spec(revision.spec), dotenv)
+
         return pages.page(
             request,
             "api_configuration.html",
             row=row,
             tab="configuration",
             record=record,
-            newest=mask_spec(api_spec(record.spec)),
-            serving=mask_spec(api_spec(serving.spec)) if serving else None,
+            newest=shown(record.target),
+            serving=shown(serving) if serving else None,
         )
 
     @router.get("/history")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request, Response
 from starlette.responses import RedirectResponse
 
-from cortex.config.masking import mask_secrets
 from cortex.errors import UnknownWorkloadError
 from cortex.jobs.async_queue import QueueState
 from cortex.jobs.spec import WorkloadView
 from cortex.lifecycle import ApiKind, WorkloadStatus
+from cortex.masking import mask_secrets
 from cortex.operator.dashboard.rendering import Pages, shown_json
 from cortex.operator.dashboard.security import PREFIX
 from cortex.operator.http.services import Services

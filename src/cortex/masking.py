@@ -1,0 +1,205 @@
+"""Mask secrets in what cortex shows or records: by names, by forms of values, and by known values. Pure.
+
+Names: of a key such as `password`, an option `--token`, a header or a query parameter such as `sig`. Forms: `Bearer X`,
+`user:password@` in a URL, keys of well-known services. Known values: those of `env`, `.env` and of secrets in `config`,
+wherever they are repeated. Keys of `cortex.yaml` itself are no secrets, such as `networking.auth`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote_plus
+
+MASK = "********"
+_CODE_SECTIONS = ("handler", "predictor", "definition")
+#: Begin of the name of a field that the user has named.
+_OWN_FIELD = re.compile(rf"(?:{'|'.join(_CODE_SECTIONS)})\.(env|config)\.|schedule\.submission\.")
+_SECRET = re.compile(
+    r"(?i)(pass(word|wd|phrase)?s?|secrets?|token|credentials?|private|authorization|cookies?|dsn)$"
+    r"|(api|access|account|auth|encryption|private|signing|ssh|license|master|shared|storage|subscription)"
+    r"[-_. ]?keys?(_?id)?$"
+    r"|^auth$|(^|[-_. ])(bearer|jwt|pwd)$"
+)
+#: Further names of headers and query parameters, which may have these as a part, and names of whole words.
+_CREDENTIAL = re.compile(
+    r"(?i)auth|cookie|token|secret|passw|credential|signature|api[-_]?key|sess(ion|id)|^(key|code)$"
+    r"|(^|[^a-z0-9])(sig|pwd|jwt|sid|csrf|xsrf|otp)($|[^a-z0-9])"
+)
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+#: Deeper values are masked as a whole.
+_MAX_DEPTH = 50
+#: Shorter values are not searched for elsewhere, and of variables whose names are no secrets only what looks random.
+_MIN_LENGTH = 6
+_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])[^\s/]{16,}")
+
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
+#: Credentials in a URL, `scheme://user:password@host`.
+_URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^/\s?#]+)(?=@)")
+#: Keys of cortex, GitHub, GitLab, Hugging Face, OpenAI, Slack, AWS and Google, and JSON Web Tokens.
+_KEY = re.compile(
+    r"\b(c[kt]_[0-9a-f]{10}_[\w-]{43}|gh[pousr]_\w{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_\w{30,}|sk-[\w-]{20,}"
+    r"|xox[a-z]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{35}|eyJ[\w-]{8,2000}\.eyJ[\w-]{8,2000}\.[\w-]+)"
+)
+_QUOTED = r"\"[^\"]*\"|'[^']*'"
+_SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]*[A-Z0-9=])[A-Za-z0-9+/]{4,}={0,2}")
+_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)=(?!=)({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
+_OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
+_HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cookie): *)([^\"'\r\n]+)")
+#: Texts without any of these have no form of a secret.
+_MAY_HAVE_FORM = re.compile(r"[=\s:]|[\w-]{20}")
+
+
+def is_secret(key: str) -> bool:
+    """Return True if the last word of a key is that of a secret, such as `token`."""
+    return _SECRET.search(_WORD_START.sub("_", key)) is not None
+
+
+@lru_cache(1000)
+def is_credential(name: str) -> bool:
+    """Return True if a header or query parameter of this name may have a credential."""
+    return (
+        _CREDENTIAL.search(name) is not None
+        or is_secret(name)
+        or _CREDENTIAL.search(_WORD_START.sub("_", name)) is not None
+    )
+
+
+def is_secret_field(field: str) -> bool:
+    """Return True for the name of a field, such as `handler.config.db.password`, whose value may be a secret."""
+    own = _OWN_FIELD.match(field)
+    return own is not None and (own[1] == "env" or any(map(is_secret, field[own.end() :].split("."))))
+
+
+def mask_known(text: str, values: Sequence[str] = ()) -> str:
+    """Return a text without known values, passwords in URLs and keys of well-known services."""
+    for value in values:
+        text = text.replace(value, MASK)
+    return _KEY.sub(MASK, _URL_PASSWORD.sub(rf"\1:{MASK}", text))
+
+
+def mask_text(text: str, values: Sequence[str] = ()) -> str:
+    """Return a text with its secrets masked; `values` are known ones, of `secret_values`."""
+    text = mask_known(text, values)
+    if not _MAY_HAVE_FORM.search(text):
+        return text
+    if _PRIVATE_KEY.search(text):
+        return MASK
+    text = _SCHEME.sub(lambda found: f"{found[1] or found[2]}{MASK}", text)
+    text = _ASSIGNED.sub(_mask_assigned, text)
+    text = _OPTION.sub(lambda found: f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0], text)
+    return _HEADER.sub(lambda found: f"{found[1]}{MASK}" if is_credential(found[2]) else found[0], text)
+
+
+def _mask_assigned(found: re.Match[str]) -> str:
+    name = unquote_plus(found[2])
+    return f"{found[1]}{found[2]}={MASK}" if (is_credential if found[1] else is_secret)(name) else found[0]
+
+
+def mask_secrets(value: Any, values: Sequence[str] = ()) -> Any:
+    """Return JSON data with masked secrets: by keys such as `password`, in texts, in lists such as `["--token", X]`."""
+    return _mask(value, values, True)
+
+
+def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> Any:
+    if depth > _MAX_DEPTH:
+        return MASK
+    if isinstance(value, Mapping):
+        name = value.get("name", value.get("key")) if "value" in value else None
+        return {
+            key: MASK
+            if by_key and _has_content(inner) and is_secret(str(name if name and key == "value" else key))
+            else _mask(inner, values, by_key, depth + 1)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        before = ["", *value]
+        return [
+            MASK if _is_secret_option(option) and _has_content(inner) else _mask(inner, values, by_key, depth + 1)
+            for option, inner in zip(before, value, strict=False)
+        ]
+    return mask_text(value, values) if isinstance(value, str) else value
+
+
+def _is_secret_option(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("-") and is_secret(value) and not any(map(str.isspace, value))
+
+
+def _has_content(value: Any) -> bool:
+    return not isinstance(value, bool) and value not in (None, "", {}, [])
+
+
+def mask_spec(spec: Mapping[str, Any], dotenv: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return an API's spec, in the keys of any file generation, with its secrets and all values of `env` masked.
+
+    `dotenv` are the variables of `.env`, whose values are masked where the spec repeats them.
+    """
+    masked: dict[str, Any] = _mask(spec, (), False)
+    values = secret_values(spec, dotenv)
+    for name in _CODE_SECTIONS:
+        if isinstance(section := spec.get(name), Mapping):
+            inner = masked[name]
+            if isinstance(section.get("env"), Mapping):
+                inner["env"] = dict.fromkeys(section["env"], MASK)
+            if "config" in section:
+                inner["config"] = mask_secrets(section["config"], values)
+            if "command" in section:
+                inner["command"] = _mask(section["command"], values, False)
+    schedule = spec.get("schedule")
+    if isinstance(schedule, Mapping) and "submission" in schedule:
+        masked["schedule"]["submission"] = mask_secrets(schedule["submission"], values)
+    return masked
+
+
+def secret_values(spec: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the values of secrets of a spec and of environment variables, to mask them elsewhere; longest first."""
+    found = {*_secret_variables(variables or {})}
+    for name in _CODE_SECTIONS:
+        if isinstance(section := spec.get(name), Mapping):
+            env, config = section.get("env"), section.get("config")
+            found |= {*_secret_variables(env if isinstance(env, Mapping) else {}), *_secret_texts(config)}
+    return _longest_first(found)
+
+
+def secrets_of_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of environment variables with the names of secrets, and passwords in URLs."""
+    return _longest_first(value for key, text in environ.items() for value in _secret_texts({key: text}))
+
+
+def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(
+        sorted({value for value in values if len(value) >= _MIN_LENGTH and value != MASK}, key=len, reverse=True)
+    )
+
+
+def _secret_variables(env: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in env.items():
+        yield from _secret_texts({key: value})
+        if _RANDOM.fullmatch(str(value)):
+            yield str(value)
+
+
+def _secret_texts(value: Any, is_known: bool = False, depth: int = 0) -> Iterator[str]:
+    """Yield the texts of secrets in JSON data, and the passwords in its URLs."""
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _secret_texts(inner, is_known or is_secret(str(key)), depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _secret_texts(inner, is_known, depth + 1)
+    elif isinstance(value, str):
+        if is_known:
+            yield value.strip()
+        yield from (found[2] for found in _URL_PASSWORD.finditer(value))
+
+
+def mask_change(line: str) -> str:
+    """Return a line of an API's history, such as `handler.config.token: a → b`, without the values of a secret."""
+    field, _, change = line.partition(": ")
+    if is_secret_field(field) and change not in ("added", "changed", "removed"):
+        return f"{field}: changed"
+    return mask_text(line)
