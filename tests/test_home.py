@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -70,6 +72,73 @@ def test_rejects_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("os.access", lambda path, mode: path != home.path)
     with pytest.raises(InputError, match=f"{home.path}: it can't be written; set it to a folder that you can write"):
         home.prepare()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o702, 0o2777])
+def test_rejects_a_home_that_other_users_can_write(tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.path.chmod(mode)
+    for use in (home.check, home.prepare):
+        with pytest.raises(
+            InputError, match=f"{home.path} can't be used: other users can write into it; look for files"
+        ):
+            use()
+    monkeypatch.setenv("CORTEX_TRUST_HOME", "1")
+    home.prepare()
+
+
+def test_accepts_a_home_of_the_private_group_of_its_owner(tmp_path: Path) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    if grp.getgrgid(user.pw_gid).gr_name != user.pw_name:
+        pytest.skip("this user has no private group")
+    home = Home(tmp_path / "home")
+    home.create()
+    os.chown(home.path, -1, user.pw_gid)
+    home.path.chmod(0o775)
+    home.prepare()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_rejects_a_home_of_another_user_or_with_files_of_another_user(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.path.chmod(0o1777)
+    home.prepare()  # nobody can replace a file of somebody else in it
+    home.token_file.write_text("planted")
+    os.chown(home.token_file, 65533, -1)
+    with pytest.raises(InputError, match=r"token in it belongs to the user 65533; set it to a folder of your own"):
+        home.check()
+    os.chown(home.path, 65533, -1)
+    home.path.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(home.path)
+    for foreign in (home, Home(link)):
+        with pytest.raises(InputError, match="can't be used: it belongs to the user 65533; set it to a folder of your"):
+            foreign.prepare()
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "foreign"])
+def test_metrics_are_in_the_home_if_somebody_else_has_their_folder_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("cortex.home.SHARED_MEMORY", tmp_path)
+    home = Home(tmp_path / "home")
+    taken = home.metrics_dir
+    assert taken.parent == tmp_path
+    if kind == "link":
+        (tmp_path / "theirs").mkdir()
+        taken.symlink_to(tmp_path / "theirs")
+    elif kind == "file":
+        taken.touch()
+    elif os.geteuid() == 0:
+        taken.mkdir()
+        os.chown(taken, 65533, -1)
+    else:
+        pytest.skip("only root can give files away")
+    home.prepare()
+    assert home.metrics_dir == home.run_dir / "metrics"
+    assert home.metrics_dir.is_dir()
 
 
 UNUSUAL_NAMES = ["it's", 'a"b', "a\\b", "a,b", "a#b", "a;b", "a\nb", "日本" * 20, os.fsdecode(b"\xff" * 80)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import grp
 import hashlib
 import os
+import pwd
 import re
 import stat
 import tempfile
@@ -19,6 +21,8 @@ SOCKET_DIR_MAX_LENGTH = 70
 #: its runtime commands, and those that are not UTF-8.
 SPECIAL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff'\"\\$#,;"
 SHARED_MEMORY = Path("/dev/shm")
+#: Set if every user who can write the home is trusted, such as in a container.
+TRUST_VARIABLE = "CORTEX_TRUST_HOME"
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,9 @@ class Home:
     @property
     def metrics_dir(self) -> Path:
         """Metrics of running processes, in shared memory if possible, so that writes never wait for a disk."""
-        if not os.access(SHARED_MEMORY, os.W_OK):
-            return self.run_dir / "metrics"
-        return SHARED_MEMORY / self._unique_name
+        folder = SHARED_MEMORY / self._unique_name
+        is_ours = os.access(SHARED_MEMORY, os.W_OK) and (_is_own_folder(folder) or not os.path.lexists(folder))
+        return folder if is_ours else self.run_dir / "metrics"
 
     @property
     def _unique_name(self) -> str:
@@ -150,7 +154,8 @@ class Home:
         _require_private(self.metrics_dir)
 
     def prepare(self) -> None:
-        """Create the home for a command. Raises: InputError if it cannot be created or written; EngineError."""
+        """Create the home for a command. Raises: InputError if it can't be created, written or trusted; EngineError."""
+        self.check()
         try:
             self.create()
             if not os.access(self.path, os.W_OK):  # the home may exist on a file system that is now read-only
@@ -159,13 +164,40 @@ class Home:
             raise self.unusable(error) from None
 
     def check(self) -> None:
-        """Check that the home is an accessible folder, if it exists. Raises: InputError."""
+        """Check that the home, if it exists, is an accessible folder that only its user and root can write.
+
+        Other users could replace the token, or projects, whose code runs as this user. As for the files of sshd, this
+        includes root in the home of somebody else. Raises: InputError.
+        """
         try:
-            os.stat(f"{self.path}/.")  # noqa: PTH116 - `Path` drops the dot, which fails for a file
+            status = os.stat(f"{self.path}/.")  # noqa: PTH116 - `Path` drops the dot, which fails for a file
+            reason = "" if os.environ.get(TRUST_VARIABLE) else self._distrust(status)
         except FileNotFoundError:
             return
         except OSError as error:
             raise self.unusable(error) from None
+        if reason:
+            raise InputError(
+                f"CORTEX_HOME={self.path} can't be used: {reason}. If all users of this machine are trusted, such as "
+                f"in a container, set {TRUST_VARIABLE}=1"
+            )
+
+    def _distrust(self, status: os.stat_result) -> str:
+        """Return why other users could change what is in the home; empty if only its user and root can."""
+        fix = "set it to a folder of your own, or run cortex as that user"
+        trusted = (os.geteuid(), 0)
+        if status.st_uid not in trusted:
+            return f"it belongs to the user {_user_name(status.st_uid)}; {fix}"
+        writable = stat.S_IWOTH | (0 if _is_private_group(status) else stat.S_IWGRP)
+        if not status.st_mode & writable:
+            return ""
+        if not status.st_mode & stat.S_ISVTX:
+            return f'other users can write into it; look for files of theirs, and run "chmod go-w {self.path}"'
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if (owner := entry.stat(follow_symlinks=False).st_uid) not in trusted:
+                    return f"{entry.name} in it belongs to the user {_user_name(owner)}; {fix}"
+        return ""
 
     def unusable(self, error: OSError) -> InputError:
         """Return the error for a CORTEX_HOME that cannot be read or written."""
@@ -181,13 +213,36 @@ def _require_private(folder: Path) -> None:
 
     Raises: EngineError.
     """
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+    if not _is_own_folder(folder):
         raise EngineError(
             f"{folder} is not a folder that you own; remove it, or choose a CORTEX_HOME with a shorter path"
         )
-    if stat.S_IMODE(status.st_mode) & 0o077:
+    if stat.S_IMODE(folder.lstat().st_mode) & 0o077:
         folder.chmod(0o700)
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _is_private_group(status: os.stat_result) -> bool:
+    """Return whether the owner of a file is alone in its group, which has the user's name then."""
+    try:
+        group, user = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def write_private(path: Path, text: str) -> None:

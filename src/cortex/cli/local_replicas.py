@@ -109,6 +109,7 @@ def _failure(process: ProcessStatus) -> StartFailure | None:
 @asynccontextmanager
 async def local_replicas(home: Home, environ: Mapping[str, str], diagnosis: Diagnosis) -> AsyncIterator[LocalReplicas]:
     """Unpack a project into a temporary home, and stop its replicas at the end. Raises: InputError."""
+    home.check()
     try:
         home.environments_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

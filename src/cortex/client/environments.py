@@ -122,6 +122,7 @@ class Environments:
         self._store(data)
 
     def _local(self) -> Environment:
+        self.home.check()
         operator = read_operator(self.home)
         return Environment(LOCAL, operator.url if operator else "", lambda: connect_local(self.home))
 

@@ -115,8 +115,9 @@ async def prepare_setup(
 ) -> Prepared:
     """Build the environment of an unpacked project and fetch its model; `on_line` receives the output of installers.
 
-    Raises: EnvironmentBuildError, StorageError, ConfigError.
+    Raises: EnvironmentBuildError, StorageError, ConfigError; InputError if other users could change the environment.
     """
+    home.check()
     inherited = replica_environ(environ)
     project = home.projects_dir / setup.project_hash
     # `.env` is read last and wins, as it did where a shell sourced it after the container's own variables.

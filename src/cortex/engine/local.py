@@ -27,7 +27,7 @@ from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.engine.zygotes import Zygotes
 from cortex.errors import EngineError
-from cortex.home import Home, write_private
+from cortex.home import TRUST_VARIABLE, Home, write_private
 from cortex.lifecycle import ProcessState
 from cortex.processes.backoff import Backoff
 from cortex.processes.daemon import Daemon, has_workers, output_tail
@@ -48,7 +48,7 @@ from cortex.worker.working_copy import STRATEGY_VARIABLE, remove_tree
 SPEC_FILE = "spec.json"
 IDENTITY_FILE = "supervisor.json"
 #: Variables of cortex that user code inherits: where its client finds the installation, and how projects are copied.
-_INHERITED_VARIABLES = frozenset({"CORTEX_HOME", STRATEGY_VARIABLE})
+_INHERITED_VARIABLES = frozenset({"CORTEX_HOME", TRUST_VARIABLE, STRATEGY_VARIABLE})
 _OUTPUT_FILE = "output"
 
 #: Time that a replica has to end after its drain time, before it is killed.

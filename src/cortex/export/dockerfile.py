@@ -59,7 +59,8 @@ def dockerfile(plan: ImagePlan, options: ImageOptions) -> str:
 {MARK}
 # Layers that rarely change come first: a change of the code rebuilds, pushes and pulls only the last one.
 FROM {options.base}
-ENV PATH=/opt/cortex/venv/bin:$PATH CORTEX_HOME={HOME}
+# Only one user is in the container, whoever owns the volume of the home.
+ENV PATH=/opt/cortex/venv/bin:$PATH CORTEX_HOME={HOME} CORTEX_TRUST_HOME=1
 
 # Nothing runs as root. The number is also in the manifest for Kubernetes.
 RUN groupadd --gid {USER_ID} cortex && \\

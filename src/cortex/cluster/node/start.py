@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from cortex import __version__
-from cortex.errors import EngineError
+from cortex.errors import EngineError, InputError
 from cortex.home import Home
 from cortex.processes.daemon import output_tail, start_detached
 from cortex.processes.filelock import locked
@@ -155,11 +155,12 @@ def reserve(agent: RunningAgent, name: str, gpus: tuple[str, ...]) -> socket.soc
 async def _ensure_agent(start: NodeStart, host: str, environ: Mapping[str, str], priority: Priority) -> RunningAgent:
     home = Home(start.folder(host, environ))
     try:
+        home.check()
         home.create()
         async with locked(home.run_dir / "node.lock"):
             await _end_outdated_agent(home)
             return _running_agent(home) or await _start_agent(start, host, home, environ, priority)
-    except OSError as error:
+    except (OSError, InputError) as error:
         raise EngineError(f"the node agent can't be started in {home.path}: {error}") from error
 
 
