@@ -147,6 +147,15 @@ def test_secrets_are_refused_with_their_position(project: Path, capsys: pytest.C
     assert export(project, "--out", str(project.parent / "out"), "--allow-secret", "HF_TOKEN") == 0
 
 
+def test_files_with_keys_are_refused_by_name(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(project, {"tls.pem": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n"})
+
+    assert export(project, "--out", str(project.parent / "out")) == 2
+    assert f"{project}/tls.pem:1:1: has a private key, which everyone who can pull the image" in capsys.readouterr().err
+    assert not (project.parent / "out").exists()
+    assert export(project, "--out", str(project.parent / "out"), "--allow-secret", "tls.pem") == 0
+
+
 def test_variables_that_the_configuration_overrides_are_reported(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

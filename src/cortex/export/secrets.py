@@ -10,6 +10,7 @@ from cortex.config.rules.violations import Violation
 from cortex.config.validate import CheckedFile
 from cortex.errors import Diagnostic
 from cortex.masking import is_secret, mask_secrets
+from cortex.projects.key_files import find_key_files
 from cortex.projects.project import ProjectFiles
 
 _INDEX_WITH_CREDENTIALS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s@]+@", re.IGNORECASE)
@@ -19,11 +20,17 @@ _ALLOW = "or add `--allow-secret {}` if it is none"
 
 
 def secret_problems(checked: CheckedFile, project: ProjectFiles, allowed: Collection[str]) -> list[Diagnostic]:
-    """Return a diagnostic for each value of the configuration and each package index that looks like a secret.
+    """Return a diagnostic for each file with a key, and for values and package indexes that look like secrets.
 
-    `allowed` are names of variables, and of keys of `config` and of submissions, whose values may be in the image.
+    `allowed` are paths of files, names of variables, and of keys of `config` and of submissions, which may be in the
+    image.
     """
     found: list[Diagnostic] = []
+    for file in find_key_files(project):
+        if file.path not in allowed:
+            message = f"has {file.what}, which everyone who can pull the image could use"
+            fix = f"list it in .cortexignore and mount it; {_ALLOW.format(file.path)}"
+            found.append(Diagnostic(file.path, file.line, int(file.line > 0), "", message, fix))
     for entry in checked.checked:
         schedule = entry.api.schedule
         for field, values, fix in (

@@ -47,6 +47,10 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     client = session.client(arguments.env)
     try:
         package = pack_file(file)
+        for found in package.key_files:
+            session.console.note(
+                f"warning: {found.path} has {found.what}; list it in .cortexignore unless code needs it"
+            )
         _confirm(package, arguments.yes, session)
         results = upload(client, package, file, arguments.force, session)
     except ConfigError as error:

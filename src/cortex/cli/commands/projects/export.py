@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a variable or key whose value looks like a secret, but may be in the image",
+        help="a variable, a key or a file that looks like a secret, but may be in the image",
     )
 
 
