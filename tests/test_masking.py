@@ -190,7 +190,7 @@ def test_a_spec_shows_no_secret_in_other_places_either() -> None:
 
 def test_texts_of_exceptions_show_no_secret_of_the_environment() -> None:
     values = secrets_of_environment(
-        {"DB_PASSWORD": "hunter2", "URL": "redis://:s3cret@h", "PATH": "/usr/bin", "TOKEN": "1"}
+        {"DB_PASSWORD": "hunter2", "URL": "redis://:s3cret@h", "PATH": "/usr/bin", "TOKEN": "1", "PWD": "/usr/bin"}
     )
     shown = mask_known("no login with hunter2 or s3cret at https://a:b@h, token=1 in /usr/bin", values)
     assert shown == f"no login with {MASK} or {MASK} at https://a:{MASK}@h, token=1 in /usr/bin"

@@ -38,6 +38,7 @@ _RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])[^\s/]{16,}")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 #: Credentials in a URL, `scheme://user:password@host`.
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):([^/\s?#]+)(?=@)")
+_MIN_KEY_LENGTH = 15
 #: Keys of cortex, GitHub, GitLab, Hugging Face, OpenAI, Slack, AWS and Google, and JSON Web Tokens.
 _KEY = re.compile(
     r"\b(c[kt]_[0-9a-f]{10}_[\w-]{43}|gh[pousr]_\w{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_\w{30,}|sk-[\w-]{20,}"
@@ -48,8 +49,8 @@ _SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]
 _ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)=(?!=)({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
 _HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cookie): *)([^\"'\r\n]+)")
-#: Texts without any of these have no form of a secret.
-_MAY_HAVE_FORM = re.compile(r"[=\s:]|[\w-]{20}")
+#: In all texts with one of the forms above, from `_QUOTED` on.
+_MAY_HAVE_FORM = re.compile(r"[=\s:]")
 
 
 def is_secret(key: str) -> bool:
@@ -77,7 +78,9 @@ def mask_known(text: str, values: Sequence[str] = ()) -> str:
     """Return a text without known values, passwords in URLs and keys of well-known services."""
     for value in values:
         text = text.replace(value, MASK)
-    return _KEY.sub(MASK, _URL_PASSWORD.sub(rf"\1:{MASK}", text))
+    if "://" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{MASK}", text)
+    return _KEY.sub(MASK, text) if len(text) >= _MIN_KEY_LENGTH else text
 
 
 def mask_text(text: str, values: Sequence[str] = ()) -> str:
@@ -165,7 +168,8 @@ def secret_values(spec: Mapping[str, Any], variables: Mapping[str, str] | None =
 
 def secrets_of_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of environment variables with the names of secrets, and passwords in URLs."""
-    return _longest_first(value for key, text in environ.items() for value in _secret_texts({key: text}))
+    named = {key: text for key, text in environ.items() if key not in ("PWD", "OLDPWD")}  # of shells: folders
+    return _longest_first(_secret_texts(named))
 
 
 def _longest_first(values: Iterable[str]) -> tuple[str, ...]:

@@ -76,6 +76,16 @@ async def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
         assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
 
 
+async def test_a_service_without_keys_receives_none(home: Home) -> None:
+    key = "ck_0123456789_" + "k" * 43
+    async with world(home) as w:
+        await w.gateway.startup(table(service("iris", "iris", await w.server("p"))))
+        for name, value in (("x-api-key", key), ("authorization", f"Bearer {key}")):
+            await status_of(w.port, "/iris.Handler/Predict", metadata=[(name, value), ("own", "1")])
+            seen = w.upstreams["p"].seen[-1]["headers"]
+            assert (seen["own"], name in seen) == ("1", False)
+
+
 def test_a_watch_of_the_health_sends_later_statuses_and_ends_with_its_worker(home: Home) -> None:
     def request(service: bytes) -> bytes:
         return bytes((0x0A, len(service))) + service if service else b""

@@ -87,6 +87,18 @@ def test_a_token_limited_to_an_api_shows_and_changes_no_other(operator: RunningO
         assert (status, "would also change other, so nothing was changed" in answer) == (403, True)
     assert operator.api()["spec"]["handler"]["config"] == {"answer": "one"}
 
+    nested = config(extra="  networking: {endpoint: /other/login}")
+    operator.deploy(nested)  # with a token for all APIs
+    number = operator.call("GET", "/v1/apis/iris/history")[1][0]["number"]
+    operator.call("POST", "/v1/apis/iris/rollback?force=true")
+    refusals = [
+        request(operator, "POST", "/v1/deploy?force=true", project(nested), **bearer),
+        request(operator, "POST", "/v1/patch?force=true", nested.encode(), **bearer),
+        request(operator, "POST", f"/v1/apis/iris/rollback?force=true&revision={number}", **bearer),
+    ]
+    assert {status for status, _ in refusals} == {403}
+    assert all("/other/login is below the endpoint of other" in answer for _, answer in refusals)
+
     status, answer = request(operator, "POST", "/v1/deploy?force=true", project(config(answer="two")), **bearer)
     assert (status, json.loads(answer)[0]["message"]) == (200, "updating iris (RealtimeAPI)")
     assert request(operator, "POST", "/v1/apis/other/refresh", **bearer)[0] == 403
