@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from cortex import __version__
 from cortex.cli.main import COMMANDS, command_parser, main
+from cortex.home import Home
+from cortex.installation import OperatorIdentity
+from cortex.processes.identity import Identity
 from harness.installations.command_line import CORTEX, cortex, environ, interrupted
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, write_project
 from harness.installations.terminal import on_terminal
@@ -169,6 +174,22 @@ def test_status_and_down_work_in_a_home_that_does_not_exist(tmp_path: Path) -> N
     assert (down.returncode, down.stdout) == (0, "nothing was running\n")
     assert "not running" in cortex(tmp_path / "home", "status").stdout
     assert not (tmp_path / "home").exists()
+
+
+def test_status_shows_an_operator_that_is_too_busy_to_answer(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.prepare()
+    home.token_file.write_text("t")
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        threading.Thread(target=lambda: [listener.accept()[0].close() for _ in range(2)], daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        OperatorIdentity(Identity.of(os.getpid()), url, url).write(home)
+
+        shown, data = cortex(tmp_path, "status"), cortex(tmp_path, "status", "-o", "json")
+
+    assert "operator   not answering" in shown.stdout
+    assert f"its process (pid {os.getpid()}) runs, and may be busy" in shown.stderr
+    assert json.loads(data.stdout)["operator"] == {"pid": os.getpid(), "url": url, "is_answering": False}
 
 
 def test_an_unexpected_error_is_one_line_and_a_log_entry(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _STATUS_STYLES = {
     **dict.fromkeys(("live", "ready", "succeeded"), "green"),
     **dict.fromkeys(("updating", "starting", "enqueuing", "pending", "running"), "yellow"),
-    **dict.fromkeys(("backing_off", "compute unavailable", "not running"), "red"),
+    **dict.fromkeys(("backing_off", "compute unavailable", "not running", "not answering"), "red"),
     **dict.fromkeys(("completed with failures", "failed while enqueuing", "worker error", "out of memory"), "red"),
     **dict.fromkeys(("timed out", "unexpected error"), "red"),
 }

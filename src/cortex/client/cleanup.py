@@ -36,8 +36,17 @@ _PAUSE_S = 0.02
 
 
 def inspect_processes(home: Home) -> dict[str, Any]:
-    """Return the form of `Client.operator_status` with `operator` None, from files and the supervisors' status."""
-    return {"operator": None, "gateway": _gateway(home), "models": _model_agent(home), "replicas": _replicas(home)}
+    """Return the form of `Client.operator_status` from files and the supervisors' status.
+
+    `operator` is None, or describes a process that lives and does not answer, with `is_answering` False.
+    """
+    operator = read_operator(home)
+    return {
+        "operator": operator and {"pid": operator.pid, "url": operator.url, "is_answering": False},
+        "gateway": _gateway(home),
+        "models": _model_agent(home),
+        "replicas": _replicas(home),
+    }
 
 
 def stop_all(home: Home, drain_s: float = _DRAIN_S) -> bool:

@@ -177,7 +177,8 @@ def connect_local(home: Home) -> Transport:
         token = home.token_file.read_text().strip()
     except OSError as error:
         raise OperatorUnavailableError(f"{home.token_file}: the operator's token can't be read: {error}") from None
-    return Transport(operator.url, token, trust=local_trust(home, operator))
+    hint = f"its process (pid {operator.pid}) runs, and may be busy: try again, or stop it with `cortex down`"
+    return Transport(operator.url, token, hint, local_trust(home, operator))
 
 
 def local_trust(home: Home, operator: OperatorIdentity) -> Trust:

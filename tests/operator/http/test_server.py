@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,7 @@ from cortex.operator.settings import OperatorSettings
 from harness.ports import free_port
 from harness.wait import PATIENCE_S
 
+GET = b"GET %b HTTP/1.1\r\nhost: a\r\n\r\n"
 REQUEST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n17"
 
 
@@ -24,7 +26,12 @@ async def serving(answers: asyncio.Event) -> AsyncIterator[int]:
     """Serve an application that answers once the event is set; yield the port."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await answers.wait()
+        if scope["path"].startswith("/permitted"):
+            scope["state"]["principal"] = "ci"
+        if scope["path"] == "/permitted/stream":
+            await receive()
+        if scope["path"] != "/permitted/now":
+            await answers.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 100_000})
 
@@ -92,3 +99,87 @@ async def test_a_response_of_unknown_length_to_http_1_0_ends_with_the_connection
 def test_connections_to_the_port_send_without_delay() -> None:
     with listen(OperatorSettings(operator_port=free_port())) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # of which asyncio makes TCP_NODELAY
+
+
+async def send(port: int, request: bytes, count: int = 1) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open connections that each send a request; return them once all are accepted."""
+    made = []
+    for _ in range(count):
+        made.append(await asyncio.open_connection("127.0.0.1", port))
+        made[-1][1].write(request)
+        await asyncio.sleep(0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("request_", "read"),
+    [
+        (GET % b"/permitted/now", True),  # idle after its response
+        (GET % b"/permitted/now", False),  # its response is never read
+        (REQUEST[:-1], False),
+        (GET % b"/livez" * 2, False),  # pipelined
+        (b"GET /livez HT", False),
+    ],
+)
+async def test_connections_without_a_permitted_request_in_progress_give_way_to_new_ones(
+    request_: bytes, read: bool
+) -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
+        held = await send(port, request_, server.MAX_CONNECTIONS + 2)
+        if read:
+            await asyncio.gather(*(reader.readuntil(b"200 OK") for reader, _ in held[2:]))
+        for _ in range(2):
+            ((reader, _),) = await send(port, GET % b"/permitted/now")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def test_requests_that_their_token_permits_keep_their_connections() -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
+        request = b"GET /permitted/stream HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n\r\n"
+        held = await send(port, request, server.MAX_CONNECTIONS)
+        await asyncio.gather(*(reader.readuntil(b"100 Continue\r\n\r\n") for reader, _ in held))
+        ((reader, _),) = await send(port, GET % b"/permitted/now")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        answers.set()
+        for stream, _ in held:
+            assert (await stream.readline()).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /", REQUEST[:-1], GET % b"/livez", GET % b"/permitted/now" + b"GET /"])
+async def test_requests_without_a_token_have_a_deadline(request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANONYMOUS_S", 0.05)
+    async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
+        ((reader, writer),) = await send(port, request_)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+
+async def test_a_permitted_request_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANONYMOUS_S", 0.01)
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
+        ((reader, writer),) = await send(port, GET % b"/permitted/stream")
+        asyncio.get_running_loop().call_later(0.1, answers.set)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+class Idle(NamedTuple):
+    peer: int | str
+    idle_since: float
+
+
+@pytest.mark.parametrize(
+    ("connections", "victim"),
+    [
+        ([Idle(0, 1), Idle(1000, 3), Idle(1000, 2)], 2),  # the user with most of them
+        ([Idle(1000, 3), Idle(0, 1), Idle(0, 2)], 1),  # the longest idle of that user
+        ([Idle("10.0.0.1", 2), Idle(0, 1)], 1),
+        ([Idle("10.0.0.1", 2), Idle("10.0.0.1", 3), Idle("10.0.0.2", 1)], 0),
+    ],
+)
+def test_the_connection_that_is_closed_is_of_the_peer_that_has_most(connections: list[Idle], victim: int) -> None:
+    assert server.choose_victim(connections) is connections[victim]

@@ -93,12 +93,13 @@ async def _check_change(request: Request) -> None:
         raise MethodNotAllowedError.of(request.method, "GET, POST")
     if "origin" not in Headers(scope=request.scope):  # `AuthMiddleware` has compared it with the Host
         raise ForbiddenError("a change needs the header Origin, which browsers send; use the command line otherwise")
+    session = session_of(request)  # before the body, for which a client without a session could take its time
     body = await read_body(request, MAX_FORM_BYTES)
     try:
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError as error:
         raise InputError(f"the form can't be read: {error}") from error
-    session_of(request).check_csrf(form.pop("csrf", ""))
+    session.check_csrf(form.pop("csrf", ""))
     request.state.form = form
 
 

@@ -7,21 +7,27 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
+from cortex.worker.commands.socket_table import SocketTable
 
-#: Limit of the TCP port, because anyone on the machine can connect. Beyond it, idle new connections are closed first.
+#: The user of a client on this machine, or the address of another one.
+Peer = int | str
+
+#: Limit of the TCP port, because anyone on the machine can connect. Beyond it, `choose_victim` decides which is closed.
 MAX_CONNECTIONS = 128
-#: Timeout of a new connection's first request.
-FIRST_REQUEST_S = 10.0
+#: Time for a whole request whose token is not known yet, its response included.
+ANONYMOUS_S = 10.0
 #: Time for the response to a client that has ended its side of the connection, and that may have left.
 HALF_CLOSED_S = 30.0
 #: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
@@ -30,6 +36,7 @@ JOBS_KEEP_ALIVE_S = 3600
 _SOCKET_CHECK_S = 1.0
 
 _logger = Logger("cortex.operator")
+_sockets = SocketTable()
 
 
 class _Server(uvicorn.Server):
@@ -74,14 +81,27 @@ class _BaseProtocol(HttpToolsProtocol):
 
 
 class _Protocol(_BaseProtocol):
-    """A connection that is closed if it sends no request, and only after the response if its client half-closes it."""
+    """A connection that keeps its place only while it serves a request that its token or session permits.
+
+    It stays open until the response if its client half-closes it.
+    """
+
+    peer: Peer
+    idle_since: float  #: time at which it was accepted, or at which its last response was complete
+    _served: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_S, self._close_if_idle)
+        self.peer = _peer_of(transport)
+        self.idle_since = self.loop.time()
+        self.loop.call_later(ANONYMOUS_S, self._close_if_anonymous)
         if len(self.connections) > MAX_CONNECTIONS:
-            idle = (other for other in self.connections if isinstance(other, _Protocol) and other.is_idle)
-            next((other for other in idle if other is not self), self).transport.close()
+            others = [other for other in self.connections if isinstance(other, _Protocol) and not other.is_permitted]
+            choose_victim(others or [self]).abort()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.idle_since = self.loop.time()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays open for a response. TLS can't be half-closed in asyncio."""
@@ -93,13 +113,57 @@ class _Protocol(_BaseProtocol):
         return True
 
     @property
-    def is_idle(self) -> bool:
-        """Return True if the connection is open and has sent no request."""
-        return self.cycle is None and not self.transport.is_closing()
+    def is_permitted(self) -> bool:
+        """Return True while a request is served that its token or session permits, and once the connection is closed.
 
-    def _close_if_idle(self) -> None:
-        if self.cycle is None:
-            self.transport.close()
+        The middlewares that check it set the principal, and answer at once if they refuse it.
+        """
+        if self.transport.is_closing():
+            return True
+        served = self._served
+        return served is not None and not served.response_complete and "principal" in served.scope["state"]
+
+    def abort(self) -> None:
+        """Close the connection at once: a client that reads no responses can't keep it."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _close_if_anonymous(self) -> None:
+        if self.transport.is_closing():
+            return
+        left_s = ANONYMOUS_S if self.is_permitted else self.idle_since + ANONYMOUS_S - self.loop.time()
+        if left_s <= 0:
+            self.abort()
+        else:
+            self.loop.call_later(left_s, self._close_if_anonymous)
+
+
+class _Idle(Protocol):
+    @property
+    def peer(self) -> Peer: ...
+
+    @property
+    def idle_since(self) -> float: ...
+
+
+C = TypeVar("C", bound=_Idle)
+
+
+def choose_victim(connections: Sequence[C]) -> C:
+    """Return the connection to close: of the peer that has most of them, the one that has been idle longest."""
+    counts = Counter(connection.peer for connection in connections)
+    return min(connections, key=lambda connection: (-counts[connection.peer], connection.idle_since))
+
+
+def _peer_of(transport: asyncio.Transport) -> Peer:
+    """Return the user of a client on this machine, which has many addresses; else the address."""
+    sock = transport.get_extra_info("socket")
+    uid = _sockets.find_user(sock)
+    return sock.getpeername()[0] if uid is None else uid
 
 
 def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Server:

@@ -82,11 +82,26 @@ class SocketTable:
                 reply = self._netlink.recv(1024)
                 at = _UNIX_ATTRIBUTES_AT  # the only one is that of the peer
                 return int(_ATTRIBUTE.unpack_from(reply, at)[2]) if len(reply) >= at + _ATTRIBUTE.size else 0
+        except OSError:
+            return 0
+        found = self._ask_owner(sock)
+        return found[1] if found else 0
+
+    def find_user(self, sock: socket.socket) -> int | None:
+        """Return the user at the other end of a TCP connection within this machine; None if it is not known."""
+        found = self._ask_owner(sock)
+        return found[0] if found else None
+
+    def _ask_owner(self, sock: socket.socket) -> tuple[int, int] | None:
+        """Return user and inode of the other end of a TCP connection."""
+        if self._netlink is None:
+            return None
+        try:
             self._netlink.send(_inet_request(sock.getpeername(), sock.getsockname(), 0))
             reply = self._netlink.recv(1024)
         except OSError:
-            return 0
-        return int(_OWNER.unpack_from(reply, _UID_AT)[1]) if _is_found(reply) else 0
+            return None
+        return _OWNER.unpack_from(reply, _UID_AT) if _is_found(reply) else None
 
     @staticmethod
     def _read(host: str, port: int) -> ListeningSocket | None:

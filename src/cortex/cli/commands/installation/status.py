@@ -28,8 +28,10 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         return _check_readiness(session)
     try:
         status = session.client(LOCAL).operator_status()
-    except OperatorUnavailableError:
+    except OperatorUnavailableError as error:
         status = inspect_processes(session.home)
+        if status["operator"]:
+            session.console.note(str(error))
     if arguments.output == "json":
         session.console.json(status)
     else:
@@ -93,7 +95,8 @@ def cluster_problem(status: dict[str, Any]) -> str:
 def _where(process: dict[str, Any] | None) -> list[str]:
     if not process or process["pid"] is None:
         return ["not running", "-", "-"]
-    return ["running", str(process["pid"]), str(process.get("url") or "-")]
+    state = "running" if process.get("is_answering", True) else "not answering"
+    return [state, str(process["pid"]), str(process.get("url") or "-")]
 
 
 def _gateway(gateway: dict[str, Any]) -> list[str]:
