@@ -21,6 +21,16 @@ def test_settings_are_stored_for_the_next_operator(home: Home) -> None:
     assert (home.path / "installation.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_limit_of_connections_per_address_stays(home: Home) -> None:
+    Installation().changed(connections_per_address=9000).write(home)
+    assert Installation.read(home).changed(connections_per_address=None).connections_per_address == 9000
+    Installation().write(home)
+    assert Installation.read(home).connections_per_address == 0
+    (home.path / "installation.json").write_text('{"gateway_port": 0}')
+    with pytest.raises(InputError, match="gateway_port is 0"):
+        Installation.read(home)
+
+
 def test_v2_at_the_root_stays_until_it_is_switched_off(home: Home) -> None:
     Installation().changed(v2_at_root=True).write(home)
     assert Installation.read(home).changed(v2_at_root=None).v2_at_root

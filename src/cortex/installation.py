@@ -36,6 +36,7 @@ class Installation:
     node_port: int = 8890  #: port of the operator for nodes
     gateways: str = "operator"  #: "operator": only this machine; "all": each node too; "group:NAME": a group of nodes
     v2_at_root: bool = False  #: gateways also answer the Open Inference Protocol at `/v2`
+    connections_per_address: int = 0  #: limit of gateways for one address; 0: by the memory of their machine
     #: The addresses and certificate of the last operator, stored by itself (`operator/bootstrap.py`).
     gateway_port: int = 8888
     operator_port: int = 8889
@@ -65,9 +66,9 @@ class Installation:
         for name, value in found.items():
             default = getattr(cls, name)
             is_switch = isinstance(default, bool) and isinstance(value, bool)
-            is_port = type(default) is int and type(value) is int and 0 < value < 65536
+            is_number = type(default) is int and type(value) is int and (0 < value < 65536 or value == default)
             is_text = not isinstance(default, int) and (isinstance(value, str) or value is default is None)
-            if not is_port and not is_text and not is_switch:
+            if not is_number and not is_text and not is_switch:
                 raise ValueError(f"{name} is {value!r}")
         return cls(**found)
 

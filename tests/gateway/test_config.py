@@ -17,6 +17,7 @@ from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import CONFIG_FILE, GatewaySettings, RenderedConfig, render
 from cortex.gateway.haproxy import find_binary
 from cortex.gateway.maps import ROUTES_MAP, UNAVAILABLE_MAP
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 
 SOCKETS = GatewaySockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock", "/tmp/c/refused.sock")
@@ -59,6 +60,16 @@ def test_settings_are_rendered_as_listener_and_timeouts() -> None:
     )
     assert "http-request wait-for-body time 2500ms" in section(rendered(IRIS, settings=GatewaySettings(
         body_timeout_s=2.5)).config, "backend api:iris")  # fmt: skip
+
+
+def test_requests_of_http2_count_for_their_address_like_connections() -> None:
+    calls = replace(IRIS, api="calls", replica_protocol=Protocol.GRPC, servers=())
+    made = render(RoutingTable((IRIS, calls), connections_per_address=9), GatewaySettings(max_buffers=100), SOCKETS)
+    lines = section(made.config, "frontend gateway")
+    assert "tcp-request connection reject if { sc2_conn_cur gt 9 }" in lines
+    assert "http-request deny deny_status 429 if { sc_conn_cur(3,cortex-streams) gt 9 }" in lines
+    plain = rendered(IRIS, settings=GatewaySettings(max_buffers=100)).config
+    assert "cortex-streams" not in plain and "reject if { sc2_conn_cur gt 25 }" in plain
 
 
 def test_an_endpoint_matches_with_trailing_slash_and_info() -> None:

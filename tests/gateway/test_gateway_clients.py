@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 
-from cortex.gateway.haproxy import TRIM_ABOVE_BYTES
+from cortex.gateway.haproxy import TRIM_ABOVE_BYTES, buffer_limit, memory_of_machine
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
@@ -166,3 +166,40 @@ async def test_a_client_that_half_closes_while_its_call_can_be_cancelled_receive
         answer = await client.answer()
         assert (answer.status, answer.json()["error"]) == (499, "the client disconnected")
         await eventually(was_aborted)
+
+
+SLOW_BODY = b"POST /iris HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 900_000
+
+
+async def test_a_body_whose_first_mebibyte_arrives_too_slowly_is_refused(home: Home) -> None:
+    async with world(home, body_timeout_s=0.5) as w:
+        await w.gateway.startup(table(backend("iris", await w.server("a"))))
+        client = Client(w.port)
+        (await client.connect()).write(SLOW_BODY)
+        assert (await client.answer()).status == 408
+        client.close()
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+async def test_one_address_can_fill_a_part_of_the_buffers_only(home: Home, limit: int) -> None:
+    async with world(home, max_buffers=40) as w:  # a quarter for each address
+        await w.gateway.startup(table(backend("iris", await w.server("a")), connections_per_address=limit))
+        slow = [await asyncio.open_connection("127.0.0.1", w.port) for _ in range(limit or 10)]
+        for _, writer in slow:
+            writer.write(SLOW_BODY)
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await ask(w.port, "/iris")
+        reader, writer = await asyncio.open_connection("127.0.0.1", w.port, local_addr=("127.0.0.2", 0))
+        writer.write(b"GET /iris HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, each in [*slow, (reader, writer)]:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "buffers"),
+    [(1 << 30, 2048), (8 << 30, 3855), (64 << 30, 10_000)],
+)
+def test_the_buffers_of_all_requests_fit_into_half_of_the_memory(memory_bytes: int, buffers: int) -> None:
+    assert buffer_limit(10_000, memory_bytes) == buffers
+    assert 0 < buffer_limit(10_000, memory_of_machine()) <= 10_000

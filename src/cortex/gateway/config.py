@@ -157,6 +157,11 @@ HEADERS_MAX = 8192
 _REFUSAL_IDLE_S = 5
 #: Requests that a client may have open on one connection of HTTP/2.
 STREAMS = 1000
+#: Part of the buffers that one address can fill, unless an installation has another limit. A slow client may fill two.
+_ADDRESS_PART = 4
+#: Addresses of one IPv6 network count as one: each of its hosts has 2^64 of them.
+_ADDRESS = "src,ipmask(32,64)"
+_STREAMS_BACKEND = "cortex-streams"
 
 _TLS = f" ssl crt {CERTIFICATE_FILE} ssl-min-ver TLSv1.2 alpn"
 
@@ -178,10 +183,11 @@ class GatewaySettings:
     threads: int = 1
     max_connections: int = 10_000
     header_timeout_s: float = 10.0  #: from the first byte of a request to the end of its headers
-    body_timeout_s: float = 1800.0  #: until a body is complete, or fills the buffer
+    body_timeout_s: float = 60.0  #: until a body is complete, or fills the buffer
     client_timeout_s: float = 60.0  #: without progress in sending a body or reading a response
     keep_alive_s: float = 300.0  #: until an idle connection is closed
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
+    max_buffers: int = 10_000  #: of `BUFFER_BYTES`; beyond it, requests and responses wait for each other
 
 
 @dataclass(frozen=True)
@@ -220,13 +226,13 @@ _FROM_OLD_WORKER = """\
 def render(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> RenderedConfig:
     """Render the configuration. Raises: GatewayError for names, endpoints or paths with special characters."""
     _validate(table, settings, sockets)
-    process = _global(settings, sockets)
+    process = _global(table, settings, sockets)
     frame = [
         _defaults(table, settings),
         _frontend(table, settings, sockets),
         _inside(sockets),
         _refusals(sockets),
-        *_fixed_sections(table, sockets),
+        *_fixed_sections(table, settings, sockets),
         *docs_section(table),
         *([_v2_section(table, sockets)] if table.v2_at_root else []),
     ]
@@ -299,7 +305,7 @@ def _invalid(what: str, value: str) -> GatewayError:
     return GatewayError(f"{what} {value!r} is too long or contains characters that HAProxy can't be given")
 
 
-def _global(settings: GatewaySettings, sockets: GatewaySockets) -> str:
+def _global(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> str:
     # Without `hard-stop-after`: an old worker stays while it has connections, see `haproxy.excess_workers`.
     return f"""\
 global
@@ -310,7 +316,9 @@ global
   no strict-limits
   noreuseport
   tune.bufsize {BUFFER_BYTES}
+  tune.buffers.limit {settings.max_buffers}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
+  tune.stick-counters {4 if grpc_backends(table) else 3}
   tune.http.maxhdr {HEADERS_MAX}
   tune.h2.fe.max-concurrent-streams {STREAMS}
   # Clients open WebSockets over HTTP/1.1, also where the port has HTTP/2 for gRPC.
@@ -364,12 +372,16 @@ def _frontend(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySo
 frontend {FRONTEND}
   bind {host}:{settings.port}{_client_protocols(table, settings)}
   bind 'unix@{sockets.successor}' mode 600 proto h1{_of_successor(table, " name successor")}
+  stick-table type ipv6 size {settings.max_connections} expire 1m store conn_cur
+  tcp-request connection track-sc2 {_ADDRESS}
+  tcp-request connection reject if {{ sc2_conn_cur gt {_per_address(table, settings)} }}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
 {_prefix_rule(table)}\
 {request_rules(table)}\
 {_of_successor(table, _FROM_OLD_WORKER)}\
+{_stream_rules(table, settings)}\
 {_grpc_rules(table)}\
   http-request del-header x-cortex- -m beg
 {_grpc_services(table)}\
@@ -390,6 +402,21 @@ frontend {FRONTEND}
   use_backend %[var(txn.prefix),field(1,|)] if {{ var(txn.prefix) -m beg {BACKEND_PREFIX} }}
   {routes}
   default_backend {UNKNOWN_BACKEND}
+"""
+
+
+def _per_address(table: RoutingTable, settings: GatewaySettings) -> int:
+    return table.connections_per_address or max(1, settings.max_buffers // _ADDRESS_PART)
+
+
+def _stream_rules(table: RoutingTable, settings: GatewaySettings) -> str:
+    """Return the rules that count the requests of HTTP/2, of which one connection may have many, as connections."""
+    if not grpc_backends(table):
+        return ""
+    is_too_many = f"{{ sc_conn_cur(3,{_STREAMS_BACKEND}) gt {_per_address(table, settings)} }}"
+    return f"""\
+  http-request track-sc3 {_ADDRESS} table {_STREAMS_BACKEND} if {{ fc_http_major 2 }}
+  http-request deny deny_status 429 if {is_too_many}
 """
 
 
@@ -551,7 +578,7 @@ frontend {REFUSALS_SERVER}
 """
 
 
-def _fixed_sections(table: RoutingTable, sockets: GatewaySockets) -> tuple[str, ...]:
+def _fixed_sections(table: RoutingTable, settings: GatewaySettings, sockets: GatewaySockets) -> tuple[str, ...]:
     return (
         f"""\
 backend {UNKNOWN_BACKEND}
@@ -576,14 +603,22 @@ backend {DRAINING_BACKEND}
 backend {PROBES_BACKEND}
   stick-table type string len 250 size {2 * len(table.backends) + 1} store gpc(1)
 """,
-        *_grpc_section(table),
+        *_grpc_section(table, settings),
     )
 
 
-def _grpc_section(table: RoutingTable) -> tuple[str, ...]:
-    """Return the section of the table of failed calls by backend: those that count as 4xx, and as 5xx."""
+def _grpc_section(table: RoutingTable, settings: GatewaySettings) -> tuple[str, ...]:
+    """Return the sections of two tables: failed calls by backend (4xx, 5xx), and open requests of HTTP/2 by address."""
     size = len(grpc_backends(table))
-    return (f"backend {GRPC_BACKEND}\n  stick-table type string len 250 size {size} store gpc(2)\n",) if size else ()
+    streams = f"stick-table type ipv6 size {settings.max_connections} expire 1m store conn_cur"
+    return (
+        (
+            f"backend {GRPC_BACKEND}\n  stick-table type string len 250 size {size} store gpc(2)\n",
+            f"backend {_STREAMS_BACKEND}\n  {streams}\n",
+        )
+        if size
+        else ()
+    )
 
 
 def _unknown_grpc(table: RoutingTable) -> str:

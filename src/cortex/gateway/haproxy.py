@@ -19,7 +19,15 @@ import psutil
 from cortex.errors import GatewayError, format_size
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.gateway.backends import GatewaySockets, capacity, server_options
-from cortex.gateway.config import CONFIG_FILE, FRONTEND, GatewaySettings, RenderedConfig, description, render
+from cortex.gateway.config import (
+    BUFFER_BYTES,
+    CONFIG_FILE,
+    FRONTEND,
+    GatewaySettings,
+    RenderedConfig,
+    description,
+    render,
+)
 from cortex.gateway.maps import BACKEND_PREFIX, CANARY_SUFFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
@@ -68,6 +76,9 @@ OLD_WORKERS_MAX_BYTES = 1024 * 1024 * 1024
 _SPARE_FILES = 256
 #: A gateway with fewer connections makes clients wait for each other.
 _MIN_CONNECTIONS = 32
+#: The same for buffers, most of which use a small part of their size.
+_MIN_BUFFERS = 2048
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 #: HAProxy stores the messages of a start or a reload in shared memory. Without room for them, SIGBUS ends all of it.
 _STARTUP_LOG_BYTES = 64 * 1024
 
@@ -107,7 +118,11 @@ class HaproxyGateway:
     def __init__(self, home: Home, settings: GatewaySettings) -> None:
         self._home = home
         self._folder = home.run_dir / "gateway"
-        self._settings = replace(settings, max_connections=connection_limit(settings.max_connections))
+        self._settings = replace(
+            settings,
+            max_connections=connection_limit(settings.max_connections),
+            max_buffers=buffer_limit(settings.max_buffers, memory_of_machine()),
+        )
         self._sockets = GatewaySockets(
             stats=str(home.sockets_dir / "gateway.sock"),
             successor=str(home.sockets_dir / "gateway-successor.sock"),
@@ -627,6 +642,19 @@ def connection_limit(wanted: int) -> int:
     """Return the number of connections that the limit on open files allows, at most `wanted`."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return wanted if hard == resource.RLIM_INFINITY else max(1, min(wanted, (hard - _SPARE_FILES) // 2))
+
+
+def buffer_limit(wanted: int, memory_bytes: int) -> int:
+    """Return the number of buffers that fit into half of the memory, at least `_MIN_BUFFERS`, at most `wanted`."""
+    return min(wanted, max(_MIN_BUFFERS, memory_bytes // 2 // BUFFER_BYTES))
+
+
+def memory_of_machine() -> int:
+    """Return the memory of this machine, or of the container, in bytes."""
+    total = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):  # another layout, or "max"
+        return min(total, int(_CONTAINER_LIMIT.read_text()))
+    return int(total)
 
 
 def require_open_files() -> None:

@@ -26,6 +26,7 @@ _LEFT_OUT = {
     "finishes_calls": False,
     "gets_copies": False,
     "v2_at_root": False,
+    "connections_per_address": 0,
 }
 
 
@@ -141,6 +142,7 @@ class RoutingTable:
     gateway_secret: str = field(default="", repr=False)  #: sent to replicas over TCP; "": nothing is sent
     operator_socket: str = ""  #: of the operator, which answers requests for documentation; "": nobody does
     v2_at_root: bool = False  #: also serve the Open Inference Protocol at `/v2`, with the names of APIs as models
+    connections_per_address: int = 0  #: limit of connections from one address; 0: by the gateway's memory
 
     def with_local_sockets(self, folders: Mapping[str, Path]) -> RoutingTable:
         """Return the table for the gateway of a machine whose sockets folder is given for each of its addresses.

@@ -147,6 +147,7 @@ class Operator:
             _logger,
             gateway_secret=infrastructure.gateway_secret,
             v2_at_root=installation.v2_at_root,
+            connections_per_address=installation.connections_per_address,
             gateway_count=cluster.fleet.size if cluster else lambda: 1,
             canary_percents=self._trials.percents,
             was_lost_with_node=cluster.engine.was_lost_with_node if cluster else lambda replica_id: False,

@@ -71,6 +71,7 @@ class Reconciler:
         signatures: Stores the signatures that replicas and job workers report.
         gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
         v2_at_root: Whether gateways also answer the Open Inference Protocol at `/v2`.
+        connections_per_address: Limit of gateways for one address; 0 lets each choose it by its memory.
         gateway_count: Returns the number of gateways that serve the routes.
         canary_percents: Returns the percentage for the newest revision of each API whose newest revision is tried.
         was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
@@ -92,6 +93,7 @@ class Reconciler:
         *,
         gateway_secret: str = "",
         v2_at_root: bool = False,
+        connections_per_address: int = 0,
         gateway_count: Callable[[], int] = lambda: 1,
         canary_percents: Callable[[Iterable[ApiRecord]], Mapping[str, int]] = lambda records: {},
         was_lost_with_node: Callable[[str], bool] = lambda replica_id: False,
@@ -109,6 +111,7 @@ class Reconciler:
         self._logger = logger
         self._gateway_secret = gateway_secret
         self._v2_at_root = v2_at_root
+        self._connections_per_address = connections_per_address
         self._gateway_count = gateway_count
         self._canary_percents = canary_percents
         self._was_lost_with_node = was_lost_with_node
@@ -197,7 +200,12 @@ class Reconciler:
             self._routed_apis.names(records),
             self._canary_percents(records),
         )
-        return replace(table, gateway_secret=self._gateway_secret, v2_at_root=self._v2_at_root)
+        return replace(
+            table,
+            gateway_secret=self._gateway_secret,
+            v2_at_root=self._v2_at_root,
+            connections_per_address=self._connections_per_address,
+        )
 
     async def publish_now(self) -> None:
         """Publish the current routes and wait until they are in force."""

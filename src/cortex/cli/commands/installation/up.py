@@ -97,6 +97,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"Ray nodes that run additional gateways: operator (none), all, group:NAME; {_STORED}",
     )
     parser.add_argument(
+        "--connections-per-address",
+        metavar="N",
+        type=int,
+        help="connections that the gateway accepts from one address, such as a load balancer's (default: a quarter of"
+        f" those that fit into half of the memory, 512 to 2500); {_STORED}",
+    )
+    parser.add_argument(
         "--v2-at-root",
         action=argparse.BooleanOptionalAction,
         help=f"also answer the Open Inference Protocol at /v2, with the names of APIs as models; {_STORED}",
@@ -108,6 +115,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
+    if arguments.connections_per_address is not None and not 0 < arguments.connections_per_address < 65536:
+        raise InputError(f"--connections-per-address {arguments.connections_per_address}: must be 1 to 65535")
     _check_foreground_options(arguments)
     deployment = _deployment(arguments.deploy, session) if arguments.deploy else None
     tls = _certificate_files(arguments)
@@ -213,6 +222,7 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
         node_port=arguments.node_port,
         gateways=arguments.gateways,
         v2_at_root=arguments.v2_at_root,
+        connections_per_address=arguments.connections_per_address,
     )
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
