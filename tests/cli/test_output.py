@@ -43,6 +43,36 @@ def test_control_characters_are_escaped_in_cells() -> None:
     assert written(made)[0].splitlines()[1:] == [r"\x1b[31mcat\n", "größe 猫", r"\ud800\u202e"]
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_of_others_is_escaped_on_terminals_only() -> None:
+    hostile = "\x1b]0;owned\x07\r\u202e\x9b"
+    for stream, expected in ((_Terminal, r"\x1b]0;owned\x07\r\u202e\x9b"), (io.StringIO, hostile)):
+        made = Console(stream(), stream(), has_colors=True)
+        made.line(hostile)
+        made.note(hostile)
+        made.error(hostile)
+        made.ask(hostile)
+        assert written(made) == (f"{expected}\n", f"{expected}\n" + f"error: {expected}\n" + expected)
+
+
+def test_bytes_of_others_are_escaped_on_terminals() -> None:
+    made = Console(_Terminal(), _Terminal())
+    for part in ("größe\x1b".encode()[:3], "größe\x1b".encode()[3:], b"[2J\xff\n"):
+        made.raw(part)
+    assert written(made)[0] == "größe\\x1b[2J\ufffd\n"
+
+
+def test_json_stays_valid_on_terminals() -> None:
+    made = Console(_Terminal(), _Terminal())
+    data = {"reason": "\x9b2J\u202eä\x1b"}
+    made.json(data)
+    assert written(made)[0].replace("\n", "").isprintable() and json.loads(written(made)[0]) == data
+
+
 def test_a_status_is_coloured_on_a_terminal_only() -> None:
     plain, coloured = console(), console(terminal=True)
     for made in (plain, coloured):

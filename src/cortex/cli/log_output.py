@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TextIO
 
 from cortex import telemetry
 from cortex.engine.logs import parse_lines
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.operator.http.log_format import line_fields
+from cortex.terminal import is_terminal, shown
 
 _POLL_S = 0.2
 #: Maximum that one poll reads from one file.
@@ -76,7 +77,7 @@ class LogFiles:
 class LogOutput:
     """Prints the lines of `LogFiles` on a thread of its own, as JSON or as text."""
 
-    def __init__(self, folder: Path, stream: IO[str], is_json: bool) -> None:
+    def __init__(self, folder: Path, stream: TextIO, is_json: bool) -> None:
         self._files = LogFiles(folder)
         self._stream = stream
         self._format = _as_json if is_json else _as_text
@@ -108,7 +109,8 @@ class LogOutput:
 
     def _print(self, lines: list[Fields]) -> None:
         try:
-            self._stream.write("".join(f"{self._format(line)}\n" for line in lines))
+            text = "".join(f"{self._format(line)}\n" for line in lines)
+            self._stream.write(shown(text) if is_terminal(self._stream) else text)
             self._stream.flush()
         except (OSError, ValueError):  # the reader has ended or the disk is full: the files have all lines
             pass

@@ -1,10 +1,12 @@
 """Output of the command line: console, tables, formats of times and numbers, and reports of errors.
 
-Imports little, because every command loads it.
+Text that goes to a terminal is escaped here: users, callers and other operators may have written it. Text for files and
+pipes stays as it is. Imports little, because every command loads it.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ from typing import Any, TextIO
 
 from cortex.errors import ConfigError, CortexError, UserError
 from cortex.home import Home
+from cortex.terminal import is_terminal, printable, shown, styled
 
 Json = dict[str, Any]
 #: Headers and rows.
@@ -24,7 +27,6 @@ Table = tuple[list[str], list[list[str]]]
 #: Header, cell, and the text that hides the column if all of its cells are equal to it.
 Column = tuple[str, Callable[[Json, datetime], str], str | None]
 
-_STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _STATUS_STYLES = {
     **dict.fromkeys(("live", "ready", "succeeded"), "green"),
     **dict.fromkeys(("updating", "starting", "enqueuing", "pending", "running"), "yellow"),
@@ -38,6 +40,7 @@ _CLEAR_SCREEN = "\x1b[H\x1b[2J\x1b[3J"
 _PROGRESS_WIDTH = 100
 _MS_PER_S = 1000.0
 _LOG_NAME = "cli.log"
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Console:
     err_is_terminal: bool = False
     has_colors: bool = False
     _shows_progress: bool = field(default=False, init=False)
+    _decoder: codecs.IncrementalDecoder = field(init=False, default_factory=lambda: _UTF8("replace"))
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Console:
@@ -68,12 +72,16 @@ class Console:
     def line(self, text: str = "") -> None:
         """Write a line of the result."""
         self.clear_progress()
-        self.out.write(text + "\n")
+        self.out.write(_for(self.out, text) + "\n")
 
     def raw(self, data: bytes) -> None:
         """Write bytes of the result."""
         self.clear_progress()
         self.out.flush()
+        if is_terminal(self.out):
+            self.out.write(shown(self._decoder.decode(data)))
+            self.out.flush()
+            return
         self.out.buffer.write(data)
         self.out.buffer.flush()
 
@@ -81,7 +89,13 @@ class Console:
         """Write a line to standard error."""
         self.clear_progress()
         self.flush()
-        self.err.write(text + "\n")
+        self.err.write(_for(self.err, text) + "\n")
+        self.err.flush()
+
+    def ask(self, question: str) -> None:
+        """Write a question, whose answer follows in the same line."""
+        self.clear_progress()
+        self.err.write(_for(self.err, question))
         self.err.flush()
 
     def error(self, text: str) -> None:
@@ -90,7 +104,10 @@ class Console:
 
     def json(self, data: Any) -> None:
         """Write indented JSON."""
-        self.line(json.dumps(data, indent=2, ensure_ascii=False))
+        text = json.dumps(data, indent=2, ensure_ascii=False)
+        if is_terminal(self.out) and shown(text) != text:
+            text = json.dumps(data, indent=2)
+        self.line(text)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Write a table. Cells that contain a status are coloured, and control characters are escaped."""
@@ -108,7 +125,7 @@ class Console:
         """Show a progress line that later ones overwrite, on a terminal only."""
         if self.err_is_terminal:
             self._shows_progress = True
-            self.err.write(_CLEAR_LINE + text[: _width(self.err)])
+            self.err.write(_CLEAR_LINE + printable(text)[: _width(self.err)])
             self.err.flush()
 
     def begin(self, text: str) -> None:
@@ -132,11 +149,11 @@ class Console:
 
     def styled(self, text: str, *styles: str) -> str:
         """Return text with styles if standard output supports them."""
-        return _styled(text, styles) if self.has_colors and self.out_is_terminal else text
+        return styled(text, *styles) if self.has_colors and self.out_is_terminal else text
 
     def err_styled(self, text: str, *styles: str) -> str:
         """Return text with styles if standard error supports them."""
-        return _styled(text, styles) if self.has_colors and self.err_is_terminal else text
+        return styled(text, *styles) if self.has_colors and self.err_is_terminal else text
 
     def flush(self) -> None:
         """Flush standard output."""
@@ -151,13 +168,6 @@ class Console:
             except OSError:
                 os.dup2(null, stream.fileno())
         os.close(null)
-
-
-def printable(text: str) -> str:
-    """Return text with control characters and line ends escaped, so that it can't control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def status_style(status: str) -> str | None:
@@ -187,8 +197,8 @@ def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "   ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def _styled(text: str, styles: Sequence[str]) -> str:
-    return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m"
+def _for(stream: TextIO, text: str) -> str:
+    return shown(text) if is_terminal(stream) else text
 
 
 def build_table(columns: Iterable[Column], rows: list[Json], now: datetime) -> Table:

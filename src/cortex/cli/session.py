@@ -46,8 +46,7 @@ class Session:
 
     def confirm(self, question: str) -> bool:
         """Ask a user a question; return whether the answer is yes. Call it only if `is_interactive`."""
-        self.console.err.write(f"{question} [y/N] ")
-        self.console.err.flush()
+        self.console.ask(f"{question} [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def is_local(self, client: Client) -> bool:

@@ -31,6 +31,7 @@ from cortex.client.transport import (
 )
 from cortex.errors import CortexError, InputError, NotFoundError, UserError
 from cortex.lifecycle import ApiKind
+from cortex.terminal import print_line
 
 #: Enough for the operator to unpack, check and store a project of the maximum size.
 _DEPLOY_TIMEOUT_S = 300.0
@@ -278,7 +279,7 @@ class Client(JobClient):
     def stream_api_logs(self, api: str) -> None:
         """Print an API's log lines as they are written, until interrupted."""
         for line in self.api_logs(api, follow=True):
-            print(line, flush=True)
+            print_line(line)
 
     def get_scaling(self, api: str) -> dict[str, Any]:
         """Return an API's requested number of replicas, its autoscaling policy, and the last decisions with reasons.

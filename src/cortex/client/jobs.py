@@ -17,6 +17,7 @@ from urllib.parse import quote
 from cortex.client.transport import Answer, OperatorClient, api_path
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.lifecycle import JobStatus
+from cortex.terminal import print_line
 
 #: Last line of a dry run that found no error.
 PASSED = "validations passed"
@@ -150,7 +151,7 @@ class JobClient(OperatorClient):
     def stream_job_logs(self, api: str, job: str) -> None:
         """Print a job's log lines as they are written."""
         for line in self.job_logs(api, job, follow=True):
-            print(line, flush=True)
+            print_line(line)
 
     def _lines(self, path: str) -> Iterator[bytes]:
         return (line for line in self.environment.connect().raw_lines(path) if line)

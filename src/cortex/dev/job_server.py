@@ -34,6 +34,7 @@ from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import MAX_WAIT_S, workload_json
 from cortex.payloads.content_encoding import content_coding, decode_body
 from cortex.payloads.validation import BadBody
+from cortex.terminal import print_line
 from cortex.worker.http.connection import Connection, ConnectionPool
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.requests.payload import JSON, encode_json
@@ -70,7 +71,7 @@ class JobServer:
             elif isinstance(work, Workload) and isinstance(self._api, AsyncApi):
                 view = self._api.run(work)
                 shown = view.value.decode(errors="replace")[:_SHOWN_CHARACTERS]
-                print(f"workload {view.id} {view.status.value}: {shown}", file=sys.stderr)
+                print_line(f"workload {view.id} {view.status.value}: {shown}", sys.stderr)
 
     def stop(self) -> None:
         """Make `run` return after the job that runs. On any thread."""
@@ -86,7 +87,7 @@ class JobServer:
             if result is not None:
                 what = "result" if record.origin.is_task else f"result of batch {number}"
                 lines.append(f"  {what}: {json.dumps(result)[:_SHOWN_CHARACTERS]}")
-        print("\n".join(lines), file=sys.stderr)
+        print_line("\n".join(lines), sys.stderr)
 
     # Requests, on the event loop.
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from cortex.dev.http_gateway import ServedRequest
+from cortex.terminal import shown, styled
 
-_STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _SHOWN_BODY_LINES = 40
 _SHOWN_REASON_LINES = 10
 _SHOWN_REASON = 500
@@ -31,11 +31,11 @@ class Terminal:
         self.raw(f"{self.styled(time.strftime('%H:%M:%S'), 'dim')} {text}")
 
     def raw(self, text: str) -> None:
-        """Print a line as it is."""
+        """Print a line."""
         if self._debuggers:
             self._waiting.append(text)
             return
-        self._write(f"{text}\n")
+        self._write(f"{shown(text)}\n")  # a path or an error may be a client's text
         sys.stderr.flush()
 
     @property
@@ -53,15 +53,15 @@ class Terminal:
 
     def styled(self, text: str, *styles: str) -> str:
         """Return text with styles if the terminal has colours."""
-        return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m" if self._has_colors else text
+        return styled(text, *styles) if self._has_colors else text
 
     def request(self, request: ServedRequest) -> None:
         """Print a request with its status and its time, and below it why it failed."""
         status = request.status
         color = "green" if status < 400 else "yellow" if status < 500 else "red"
-        shown = self.styled(str(status), color) if status else self.styled("closed", "yellow")
+        outcome = self.styled(str(status), color) if status else self.styled("closed", "yellow")
         name = f"{request.api}  " if request.api else ""
-        self.line(f"{name}{request.method} {request.path} {shown}  {format_ms(request.seconds)}")
+        self.line(f"{name}{request.method} {request.path} {outcome}  {format_ms(request.seconds)}")
         if request.reason:
             for line in request.reason.splitlines()[:_SHOWN_REASON_LINES]:
                 self.raw(f"  {line[:_SHOWN_REASON]}")

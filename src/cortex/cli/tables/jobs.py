@@ -15,9 +15,9 @@ from cortex.cli.output import (
     format_count,
     format_duration,
     format_time,
-    printable,
 )
 from cortex.lifecycle import ApiKind
+from cortex.terminal import printable
 
 #: Maximum number of different errors in a summary of dead letters, and of characters of each.
 _ERROR_KINDS = 5

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from cortex.cli.arguments import add_api, add_env, add_output, read_sample
-from cortex.cli.output import format_count, printable
+from cortex.cli.output import format_count
 from cortex.cli.session import Session
+from cortex.terminal import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -87,8 +87,7 @@ def _delete(arguments: argparse.Namespace, environments: Environments, session: 
 
 def _ask(question: str, option: str, session: Session) -> str:
     _require_terminal(option)
-    session.console.err.write(question)
-    session.console.err.flush()
+    session.console.ask(question)
     return sys.stdin.readline().strip()
 
 
