@@ -11,9 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from cortex.gateway import haproxy
 from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.maps import KEYS_MAP
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
@@ -290,3 +292,61 @@ def test_only_hashes_are_looked_up_and_only_for_apis_with_keys() -> None:
     assert KEYS_MAP not in sections["api:plain"] and "x-api-key" not in sections["api:plain"]
     alone = render(RoutingTable((plain,), (), KEYS), GatewaySettings(), sockets).config
     assert KEYS_MAP not in alone
+
+
+@pytest.mark.parametrize("protocol", [Protocol.CALLS, Protocol.APPLICATION, Protocol.COMMAND])
+async def test_streams_end_when_their_key_is_revoked(
+    home: Home, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "REVOKED_GRACE_S", 0.01)
+    async with world(home) as w:
+        made = await started(w, replica_protocol=protocol)
+        streams = {}
+        for text in (ONE, ONE, EVERY):
+            client = Client(w.port)
+            request = f"GET /iris?chunks=1 HTTP/1.1\r\nhost: x\r\nx-api-key: {text}\r\n\r\n"
+            (await client.connect()).write(request.encode())
+            assert client.reader
+            await client.reader.readuntil(b"1\r\nx\r\n")
+            streams[client] = text
+            if len(streams) == 1:  # the first one belongs to an old worker of HAProxy
+                made = RoutingTable((*made.backends, backend("other")), (), KEYS)
+                await w.gateway.apply(made)
+        await w.gateway.apply(replace(made, keys=KEYS[1:]))
+
+        async def are_cut() -> bool:
+            await w.gateway.ensure_running()
+            return all(client.reader.at_eof() for client, text in streams.items() if text == ONE)  # type: ignore[union-attr]
+
+        await eventually(are_cut)
+        w.upstreams["a"].open_streams[-1].write(b"1\r\ny\r\n")
+        for client, text in streams.items():
+            assert client.reader
+            if text == EVERY:
+                assert await client.reader.readuntil(b"y\r\n") == b"1\r\ny\r\n"
+            client.close()
+        assert await status(w, ONE) == 401
+
+
+async def test_a_request_that_streams_its_body_ends_when_its_key_is_revoked(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "REVOKED_GRACE_S", 0.01)
+    async with world(home) as w:
+        made = await started(w, replica_protocol=Protocol.APPLICATION)
+        client = Client(w.port)
+        request = f"POST /iris HTTP/1.1\r\nhost: x\r\nx-api-key: {ONE}\r\ncontent-length: 9\r\n\r\nx"
+        (await client.connect()).write(request.encode())
+
+        async def has_arrived() -> bool:
+            return (await w.gateway.stats())["iris"].in_flight == 1
+
+        await eventually(has_arrived)
+        await w.gateway.apply(replace(made, keys=KEYS[1:]))
+
+        async def is_cut() -> bool:
+            await w.gateway.ensure_running()
+            return (await w.gateway.stats())["iris"].in_flight == 0
+
+        await eventually(is_cut)
+        client.close()

@@ -33,6 +33,7 @@ from cortex.gateway.protocols import (
     GRPC_BACKEND,
     GRPC_RESPONSES,
     GRPC_STATUSES,
+    KEYED_BACKEND,
     PROBES_BACKEND,
     RULES,
     ErrorContent,
@@ -93,6 +94,8 @@ _WATCH = (
 _KEY_MISSING = "this API needs a key: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
 _KEY_UNKNOWN = "the API key is unknown or was revoked; create another one with cortex keys create"
 _KEY_OF_OTHERS = "the API key is only valid for other APIs"
+#: Counter that tracks requests with a key. Others track APIs (0, 1), addresses (2) and requests of HTTP/2 (3).
+KEYED_COUNTER = 4
 _KEYED_SPLIT = "keyed-split"
 _KEYED_CANARY = "keyed-canary"
 #: A request that a canary gets a copy of, and that did not come through a splitter.
@@ -262,7 +265,19 @@ def _key_rules(backend: ApiBackend, table: RoutingTable, keyed: Collection[str])
   # Keep the key from user code, and from what it logs.
   http-request del-header x-api-key if {condition}
   http-request del-header authorization if {condition}
-"""
+{_track_key(backend, condition)}"""
+
+
+def _track_key(backend: ApiBackend, condition: str) -> str:
+    """Return the rules that let the operator find the requests of a key that is revoked.
+
+    Where bodies are not streamed, those are the ones that stream their response.
+    """
+    name = f'  http-request set-var-fmt(txn.keyed) "%[var(txn.key_id)]/%rt" if {condition}\n'
+    track = f"track-sc{KEYED_COUNTER} var(txn.keyed) table {KEYED_BACKEND} if"
+    if not RULES[backend.protocol].waits_for_body:
+        return f"{name}  http-request {track} {condition}\n"
+    return f"{name}  http-response {track} {{ var(txn.keyed) -m found }} ! {{ res.hdr(content-length) -m found }}\n"
 
 
 def _keyed_split_acl(splits: Sequence[str]) -> str:

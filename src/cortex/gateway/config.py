@@ -76,6 +76,7 @@ from cortex.gateway.addresses import is_address, is_path
 from cortex.gateway.backends import (
     INSIDE_FRONTEND,
     IS_GRPC_TOOL,
+    KEYED_COUNTER,
     TIMEOUT_MARGIN_MS,
     TIMEOUT_MAX_MS,
     GatewaySockets,
@@ -125,6 +126,7 @@ from cortex.gateway.protocols import (
     END_OF_REFUSALS,
     GRPC_BACKEND,
     GRPC_RESPONSES,
+    KEYED_BACKEND,
     PROBES_BACKEND,
     REFUSALS_SERVER,
     RULES,
@@ -318,7 +320,7 @@ global
   tune.bufsize {BUFFER_BYTES}
   tune.buffers.limit {settings.max_buffers}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
-  tune.stick-counters {4 if grpc_backends(table) else 3}
+  tune.stick-counters {KEYED_COUNTER + 1}
   tune.http.maxhdr {HEADERS_MAX}
   tune.h2.fe.max-concurrent-streams {STREAMS}
   # Clients open WebSockets over HTTP/1.1, also where the port has HTTP/2 for gRPC.
@@ -603,8 +605,17 @@ backend {DRAINING_BACKEND}
 backend {PROBES_BACKEND}
   stick-table type string len 250 size {2 * len(table.backends) + 1} store gpc(1)
 """,
+        *_keyed_section(table, settings),
         *_grpc_section(table, settings),
     )
+
+
+def _keyed_section(table: RoutingTable, settings: GatewaySettings) -> tuple[str, ...]:
+    """Return the section of the table of open requests with a key; none if no API requires one."""
+    if not (keyed_splits(table) or any(backend.needs_key for backend in table.backends)):
+        return ()
+    size = 2 * settings.max_connections
+    return (f"backend {KEYED_BACKEND}\n  stick-table type string len 80 size {size} expire 1s store conn_cur\n",)
 
 
 def _grpc_section(table: RoutingTable, settings: GatewaySettings) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import shutil
@@ -76,6 +77,8 @@ OLD_WORKERS_MAX_BYTES = 1024 * 1024 * 1024
 _SPARE_FILES = 256
 #: A gateway with fewer connections makes clients wait for each other.
 _MIN_CONNECTIONS = 32
+#: Time that requests in progress have to finish after their key was revoked.
+REVOKED_GRACE_S = 5.0
 #: The same for buffers, most of which use a small part of their size.
 _MIN_BUFFERS = 2048
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -139,6 +142,7 @@ class HaproxyGateway:
         self._synced: tuple[RoutingTable, int | None] | None = None
         self._unwritten: OSError | None = None  # error of writing the newest files
         self._leaving = False  # the current worker still has a server that is not in the table
+        self._revoked = (math.inf, math.inf)  # period in which requests of revoked keys may still be open
         self._failed_probes = 0
         self._totals = ResponseTotals(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
         self._averages: dict[str, float | None] = {}  # the last known ones, by API
@@ -155,6 +159,7 @@ class HaproxyGateway:
         async with self._lock:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._table = table
+            self._note_revocation()  # the last operator may have ended before it ended the requests of a key
             rendered = self._write(table)
             if self._process.adopt():
                 try:
@@ -178,7 +183,10 @@ class HaproxyGateway:
     async def apply(self, table: RoutingTable) -> None:
         """Put `table` in force; idempotent. Raises: GatewayError; `ensure_running` then tries again."""
         async with self._lock:
+            revoked = {key.id for key in self._table.keys} - {key.id for key in table.keys}
             self._table = table
+            if revoked:
+                self._note_revocation()
             if not self._process.is_alive():
                 await self._restart()
             elif self._synced is None or self._synced[0] != table or self._leaving:
@@ -251,6 +259,7 @@ class HaproxyGateway:
                 await self._totals.hold(workers.current)
                 seen, _ = await self._totals.count()
                 self._end_excess(workers, seen)
+                await self._end_revoked(workers)
                 for pid, backends in seen.items():
                     if commands := cut_off_commands(backends):
                         await self._runtime.run(pid, commands)
@@ -311,6 +320,18 @@ class HaproxyGateway:
                 memory_bytes=sum(each.memory_bytes for each in old),
             )
             self._process.end_worker(worker.pid)
+
+    def _note_revocation(self) -> None:
+        """Have `_end_revoked` look for requests until none can begin to stream any more that was admitted before."""
+        now = asyncio.get_running_loop().time()
+        longest_s = max((backend.timeout_s for backend in self._table.backends), default=0.0)
+        self._revoked = (now + REVOKED_GRACE_S, now + 2 * REVOKED_GRACE_S + longest_s)
+
+    async def _end_revoked(self, workers: HaproxyWorkers) -> None:
+        if self._revoked[0] <= asyncio.get_running_loop().time() <= self._revoked[1]:
+            for pid in workers.all:
+                with contextlib.suppress(Unresponsive):  # an old worker that ends, or one without the table
+                    await self._runtime.end_keyed(pid, {key.id for key in self._table.keys})
 
     def _apis(self) -> set[str]:
         return {backend.api for backend in self._table.backends}

@@ -120,6 +120,8 @@ SET_GRPC = "  http-request set-var(txn.grpc) bool(true) if { req.hdr(content-typ
 GRPC_BACKEND = "cortex-grpc"
 #: The section of the table that counts the readiness probes answered with 503, which are no errors of the API.
 PROBES_BACKEND = "cortex-probes"
+#: The section of the table of open requests with a key, by the id of the key and the number of the request.
+KEYED_BACKEND = "cortex-keyed"
 _GRPC = "{ var(txn.grpc) -m found }"
 #: Not in the second pass of a held request, whose status the first pass has to see.
 _GRPC_RESPONSE = f"{_GRPC} {{ res.hdr(content-type) -m beg application/grpc }} ! {{ var(txn.backend) -m found }}"

@@ -19,14 +19,14 @@ import asyncio
 import csv
 import errno
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cortex.errors import GatewayError
 from cortex.gateway.backends import HOLD_SERVER
 from cortex.gateway.maps import CANARY_SUFFIX, KEYS_MAP, keys_map, live_maps
-from cortex.gateway.protocols import GRPC_BACKEND, PROBES_BACKEND, REFUSALS_SERVER
+from cortex.gateway.protocols import GRPC_BACKEND, KEYED_BACKEND, PROBES_BACKEND, REFUSALS_SERVER
 from cortex.gateway.routes import ApiKey, RoutingTable
 
 #: An idle worker answers within a millisecond and a saturated one within tens.
@@ -48,6 +48,8 @@ _COLUMNS = frozenset(
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _FAILED_CALLS = re.compile(r" key=(\S+) .* gpc0=(\d+) gpc1=(\d+)")
 _PROBES = re.compile(r" key=(\S+) .* gpc0=(\d+)")
+_KEYED = re.compile(r" key=(\S+)/(\d+) use=[1-9]")
+_SESSIONS = re.compile(r"^(0x[0-9a-f]+): .* id=(\d+) ", re.MULTILINE)
 _NOT_PLAIN = re.compile(r"([^A-Za-z0-9_])")
 
 
@@ -130,6 +132,14 @@ class RuntimeApi:
                 if pid == workers.current:
                     raise
         return seen
+
+    async def end_keyed(self, pid: int, keys: Collection[str]) -> None:
+        """End the open requests of a worker that have a key whose id is not in `keys`."""
+        table = await self._read_table(f"@!{pid} show table {KEYED_BACKEND}\n")
+        revoked = {number for key, number in _KEYED.findall(table) if key not in keys}
+        if revoked:
+            sessions = _SESSIONS.findall(await self._send_command(f"@!{pid} show sess all\n"))
+            await self.run(pid, [f"shutdown session {session}" for session, number in sessions if number in revoked])
 
     async def map(self, pid: int, name: str) -> dict[str, str]:
         """Return the entries of a map in a worker."""

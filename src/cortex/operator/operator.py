@@ -315,7 +315,7 @@ class Operator:
             shut_down=self._shut_down,
         )
         app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
-        return create_server(app, self._certificate.context)
+        return create_server(app, self._certificate.context, self._tokens.check_validity)
 
     def _jobs_server(self) -> JobsServer:
         """Return the server of the private socket for the gateway and the workers."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from cortex.errors import UnauthorizedError
 from cortex.operator.bootstrap import listen
 from cortex.operator.http import server
 from cortex.operator.settings import OperatorSettings
@@ -22,7 +23,7 @@ REQUEST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n17"
 
 
 @contextlib.asynccontextmanager
-async def serving(answers: asyncio.Event) -> AsyncIterator[int]:
+async def serving(answers: asyncio.Event, check_validity: Callable[[Any], None] = lambda _: None) -> AsyncIterator[int]:
     """Serve an application that answers once the event is set; yield the port."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +37,7 @@ async def serving(answers: asyncio.Event) -> AsyncIterator[int]:
         await send({"type": "http.response.body", "body": b"x" * 100_000})
 
     listener = listen(OperatorSettings(operator_port=free_port()))
-    made = server.create_server(app)
+    made = server.create_server(app, None, check_validity)
     task = asyncio.create_task(made.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
@@ -151,6 +152,7 @@ async def test_requests_that_their_token_permits_keep_their_connections() -> Non
 @pytest.mark.parametrize("request_", [b"", b"GET /", REQUEST[:-1], GET % b"/livez", GET % b"/permitted/now" + b"GET /"])
 async def test_requests_without_a_token_have_a_deadline(request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANONYMOUS_S", 0.05)
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
     async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
         ((reader, writer),) = await send(port, request_)
         with contextlib.suppress(ConnectionError):
@@ -160,10 +162,30 @@ async def test_requests_without_a_token_have_a_deadline(request_: bytes, monkeyp
 
 async def test_a_permitted_request_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANONYMOUS_S", 0.01)
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
         ((reader, writer),) = await send(port, GET % b"/permitted/stream")
         asyncio.get_running_loop().call_later(0.1, answers.set)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CHECK_S", 0.01)
+    revoked: list[str] = []
+
+    def check_validity(principal: str) -> None:
+        if principal in revoked:
+            raise UnauthorizedError("revoked")
+
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event(), check_validity) as port:
+        request = b"GET /permitted/stream HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n\r\n"
+        ((reader, writer),) = await send(port, request)
+        await reader.readuntil(b"100 Continue\r\n\r\n")
+        revoked.append("ci")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        answers.set()
         writer.close()
 
 

@@ -17,6 +17,8 @@ from starlette.types import ASGIApp
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from cortex.errors import UnauthorizedError
+from cortex.operator.access.tokens import Principal
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
 from cortex.worker.commands.socket_table import SocketTable
@@ -28,6 +30,8 @@ Peer = int | str
 MAX_CONNECTIONS = 128
 #: Time for a whole request whose token is not known yet, its response included.
 ANONYMOUS_S = 10.0
+#: Interval of the checks whether connections may stay.
+CHECK_S = 2.0
 #: Time for the response to a client that has ended its side of the connection, and that may have left.
 HALF_CLOSED_S = 30.0
 #: Keep-alive timeout of the jobs socket, longer than that of its clients: if the server closed a connection first,
@@ -94,7 +98,7 @@ class _Protocol(_BaseProtocol):
         super().connection_made(transport)
         self.peer = _peer_of(transport)
         self.idle_since = self.loop.time()
-        self.loop.call_later(ANONYMOUS_S, self._close_if_anonymous)
+        self.loop.call_later(CHECK_S, self._check)
         if len(self.connections) > MAX_CONNECTIONS:
             others = [other for other in self.connections if isinstance(other, _Protocol) and not other.is_permitted]
             choose_victim(others or [self]).abort()
@@ -118,10 +122,13 @@ class _Protocol(_BaseProtocol):
 
         The middlewares that check it set the principal, and answer at once if they refuse it.
         """
-        if self.transport.is_closing():
-            return True
+        return self.transport.is_closing() or self._principal is not None
+
+    @property
+    def _principal(self) -> Principal | None:
+        """Return the principal of the request that is served."""
         served = self._served
-        return served is not None and not served.response_complete and "principal" in served.scope["state"]
+        return None if served is None or served.response_complete else served.scope["state"].get("principal")
 
     def abort(self) -> None:
         """Close the connection at once: a client that reads no responses can't keep it."""
@@ -132,14 +139,20 @@ class _Protocol(_BaseProtocol):
         self._served = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _close_if_anonymous(self) -> None:
+    def _check(self) -> None:
+        """Close a connection whose request takes too long without a token, or whose token is not valid any more."""
         if self.transport.is_closing():
             return
-        left_s = ANONYMOUS_S if self.is_permitted else self.idle_since + ANONYMOUS_S - self.loop.time()
-        if left_s <= 0:
-            self.abort()
-        else:
-            self.loop.call_later(left_s, self._close_if_anonymous)
+        self.loop.call_later(CHECK_S, self._check)
+        principal = self._principal
+        if principal is None:
+            if self.loop.time() - self.idle_since > ANONYMOUS_S:
+                self.abort()
+        elif isinstance(self.config, _Config):
+            try:
+                self.config.check_validity(principal)
+            except UnauthorizedError:
+                self.abort()
 
 
 class _Idle(Protocol):
@@ -166,9 +179,14 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     return sock.getpeername()[0] if uid is None else uid
 
 
-def create_server(app: ASGIApp, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
-    """Return the server for the TCP port; `should_exit` stops it."""
-    return _server(app, _Protocol, keep_alive_s=5, tls=tls)
+def create_server(
+    app: ASGIApp, tls: ssl.SSLContext | None = None, check_validity: Callable[[Principal], None] = lambda _: None
+) -> uvicorn.Server:
+    """Return the server for the TCP port; `should_exit` stops it.
+
+    It cuts off responses whose principal `check_validity` raises UnauthorizedError for.
+    """
+    return _server(app, _Protocol, keep_alive_s=5, tls=tls, check_validity=check_validity)
 
 
 def create_jobs_server(app: ASGIApp, on_shutdown: Callable[[], None] | None = None) -> uvicorn.Server:
@@ -214,9 +232,10 @@ class JobsServer:
 
 
 class _Config(uvicorn.Config):
-    """uvicorn's configuration with an existing TLS context, which gets renewed certificates while serving."""
+    """uvicorn's configuration with the check of tokens, and with a TLS context that gets renewed certificates."""
 
     tls: ssl.SSLContext | None = None
+    check_validity: Callable[[Principal], None] = staticmethod(lambda _: None)
 
     def load(self) -> None:
         super().load()
@@ -229,6 +248,7 @@ def _server(
     keep_alive_s: int,
     tls: ssl.SSLContext | None = None,
     on_shutdown: Callable[[], None] | None = None,
+    check_validity: Callable[[Principal], None] = lambda _: None,
 ) -> uvicorn.Server:
     config = _Config(
         app,
@@ -243,5 +263,5 @@ def _server(
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=1,
     )
-    config.tls = tls
+    config.tls, config.check_validity = tls, check_validity
     return _Server(config, on_shutdown)
