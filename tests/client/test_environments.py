@@ -160,3 +160,30 @@ def test_any_name_is_either_stored_unchanged_or_rejected(tmp_path_factory: pytes
         assert not environments.file.exists()
     else:
         assert [item.name for item in environments.known()] == [LOCAL, name]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_own"),
+    [
+        ("http://127.0.0.1:8888/t", True),
+        ("https://localhost/t", True),  # the same address
+        ("http://API.example:1/t", True),
+        ("http://127.0.0.2:8889/t", False),
+        ("http://127.0.0.1@192.0.2.1/t", False),
+        ("http://127.0.0.1.example/t", False),
+        ("http://[", False),
+        ("file:///etc/passwd", False),
+        ("None", False),
+    ],
+)
+def test_an_api_must_be_at_the_host_of_its_operator_or_gateway(
+    environments: Environments, url: str, is_own: bool
+) -> None:
+    there = environments.configure("there", "http://127.0.0.1:8889", "t", gateway_host="api.EXAMPLE")
+    if is_own:
+        assert there.check_host(url) == environments.get("there").check_host(url) == url
+    else:
+        with pytest.raises(InputError, match="env configure there --gateway-host"):
+            there.check_host(url)
+    with pytest.raises(InputError, match="without a port"):
+        environments.configure("there", "http://127.0.0.1:8889", "t", gateway_host="api.example:80")

@@ -273,17 +273,17 @@ def test_a_rejected_dry_run_raises_the_plain_text_of_the_response(server: Server
 
 
 def test_jobs_are_read_listed_stopped_and_retried(server: Server, client: Client) -> None:
+    answers(server, [])
+    assert client.list_jobs("sum") == []
     answers(server, {"message": "stopped job 7f00"})
-
     client.get_job("a b", "7f00")
-    client.list_jobs("sum")
     assert client.stop_job("sum", "7f00", keep_cache=True) == {"message": "stopped job 7f00"}
     client.retry_failed("sum", "7f00", workers=3)
     client.retry_failed("sum", "7f00")
 
     assert [(method, path) for method, path, _, _ in server.requests] == [
-        ("GET", "/v1/apis/a%20b/jobs/7f00"),
         ("GET", "/v1/apis/sum/jobs?limit=10"),
+        ("GET", "/v1/apis/a%20b/jobs/7f00"),
         ("DELETE", "/v1/apis/sum/jobs/7f00"),
         ("POST", "/v1/apis/sum/jobs/7f00/retry?workers=3"),
         ("POST", "/v1/apis/sum/jobs/7f00/retry"),

@@ -78,6 +78,8 @@ _OTHER_NAMES = {
 #: Commands that end what runs: suggested for a word that is almost the same only.
 _DESTRUCTIVE = {"delete", "down"}
 _SIMILAR_IF_DESTRUCTIVE = 0.75
+#: What code raises that reads JSON of another form than expected.
+_BAD_FORM = (KeyError, IndexError, TypeError, AttributeError, ValueError)
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _PROLOGUE = "Serve Python classes as HTTP APIs."
@@ -108,6 +110,7 @@ def command_parser(name: str) -> Parser:
 
 def _run(words: list[str], console: Console) -> int:
     home = Home.from_environ(os.environ)
+    cause = "internal error"
     try:
         if words[:1] == ["help"] and len(words) > 1:
             words = [*words[1:], "--help"]
@@ -126,6 +129,9 @@ def _run(words: list[str], console: Console) -> int:
             if guess := _similar_api(parsed, session):
                 raise NotFoundError(f"{error}; did you mean {guess}?") from None
             raise
+        except _BAD_FORM:
+            cause = _remote_cause(parsed, session) or cause
+            raise
         return code
     except CortexError as error:
         report_error(error, console)
@@ -133,7 +139,7 @@ def _run(words: list[str], console: Console) -> int:
     except (KeyboardInterrupt, BrokenPipeError):
         raise
     except Exception as error:
-        report_bug(error, home, console)
+        report_bug(error, home, console, cause)
         return 1
     finally:
         console.clear_progress()
@@ -185,6 +191,18 @@ def _similar_api(arguments: argparse.Namespace, session: Session) -> str | None:
     except CortexError:
         return None
     return None if written in names else nearest(written, names)
+
+
+def _remote_cause(arguments: argparse.Namespace, session: Session) -> str:
+    """Return why an answer of another machine's operator can't be read; "" if a command has called none."""
+    from cortex.client.environments import LOCAL  # noqa: PLC0415 - only for such an error
+    from cortex.client.transport import unreadable  # noqa: PLC0415
+
+    try:
+        environment = session.environments.get(arguments.env)
+    except (AttributeError, CortexError):
+        return ""
+    return "" if environment.name == LOCAL else unreadable(environment.operator_endpoint)
 
 
 def _sentence(text: str) -> str:

@@ -272,7 +272,7 @@ def report_error(error: CortexError, console: Console) -> None:
     console.error(str(error))
 
 
-def report_bug(error: Exception, home: Home, console: Console) -> None:
+def report_bug(error: Exception, home: Home, console: Console, what: str = "internal error") -> None:
     """Write one line about an unexpected error to the console, and its traceback to `logs/cli.log`."""
     log = home.logs_dir / _LOG_NAME
     text = "".join(traceback.format_exception(error))
@@ -285,7 +285,7 @@ def report_bug(error: Exception, home: Home, console: Console) -> None:
     except OSError:
         where = ""
     words = " ".join(str(error).split())
-    console.error(f"internal error: {type(error).__name__}{': ' + words if words else ''}{where}")
+    console.error(f"{what}: {type(error).__name__}{': ' + words if words else ''}{where}")
 
 
 def located(error: ConfigError, folder: Path, config_name: str | None = None) -> ConfigError:

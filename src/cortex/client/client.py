@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import ssl
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ _DEPLOY_TIMEOUT_S = 300.0
 #: Duration of one long poll of an API's status.
 _POLL_S = 30.0
 _PREDICT_TIMEOUT_S = 3600.0
+_SIGN_IN = re.compile(r"/dashboard/[A-Za-z0-9/?=_-]+")
 #: Maximum body of one feedback request; more feedback is sent in several requests.
 _FEEDBACK_PART_BYTES = 8 * 1024 * 1024
 _FEEDBACK_TIMEOUT_S = 300.0
@@ -294,6 +296,10 @@ class Client(JobClient):
 
     # Predicting.
 
+    def endpoint(self, api: str) -> str:
+        """Return the URL of an API. Raises: NotFoundError; InputError if it is on a host that is not the operator's."""
+        return self.environment.check_host(str(self.get_api(api).get("endpoint")))
+
     def predict(self, api: str, payload: Any, content_type: str | None = None, *, api_key: str | None = None) -> Any:
         """Send one request to an API and return the response: decoded JSON, text, or bytes.
 
@@ -308,8 +314,9 @@ class Client(JobClient):
             raise InputError(f"the payload can't be sent as JSON: {error}") from None
         kind = content_type or ("application/octet-stream" if raw else "application/json")
         described = self.get_api(api)
+        endpoint = self.environment.check_host(str(described["endpoint"]))
         key = api_key if needs_key(described) else None
-        answer = call_api(described["endpoint"], body, kind, key, self.environment.connect().trust)
+        answer = call_api(endpoint, body, kind, key, self.environment.connect().trust)
         if answer.status >= 400:
             raise _prediction_error(api, answer)
         answered = answer.headers.get("content-type", "").partition(";")[0].strip()
@@ -319,7 +326,7 @@ class Client(JobClient):
 
     def get_openapi(self, api: str) -> dict[str, Any]:
         """Return the OpenAPI document of an API. Raises: NotFoundError, also if the API has `docs: false`."""
-        url = f"{self.get_api(api)['endpoint']}/openapi.json"
+        url = f"{self.endpoint(api)}/openapi.json"
         answer = call_api(url, None, "", trust=self.environment.connect().trust)
         if answer.status >= 400:
             raise _prediction_error(api, answer)
@@ -402,8 +409,11 @@ class Client(JobClient):
 
         The browser may then do what the token of this environment permits.
         """
-        transport = self.environment.connect()
-        return f"{transport.url}{transport.call('POST', '/v1/dashboard/codes')['path']}"
+        path = str(self._object("POST", "/v1/dashboard/codes").get("path"))
+        url = self.environment.connect().url
+        if not _SIGN_IN.fullmatch(path):  # such as one that changes the host
+            raise InputError(f"{url} is not a cortex operator: {path[:200]!r} is no path of a dashboard")
+        return url + path
 
     def _deploy_class(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
@@ -33,10 +34,25 @@ class Environment:
     name: str
     operator_endpoint: str  #: empty for `local` while its operator is not running
     connect: Callable[[], Transport] = field(repr=False)  #: raises OperatorUnavailableError
+    gateway_host: str = ""  #: host of the APIs, if it is not that of the operator
 
     def describe(self) -> dict[str, str]:
         """Return name and endpoint, without the token."""
         return {"name": self.name, "operator_endpoint": self.operator_endpoint}
+
+    def check_host(self, url: str) -> str:
+        """Return the URL of an API, which the operator named, if it may receive payloads and keys. Raises: InputError.
+
+        Its host must be that of the operator or the gateway of this environment, or have an address of one of them.
+        """
+        host = _host_of(url)
+        known = [each for each in (_host_of(self.operator_endpoint), self.gateway_host.lower()) if each]
+        if self.name == LOCAL or host in known or any(_addresses(host) & _addresses(each) for each in known):
+            return url
+        raise InputError(
+            f"the operator of environment {self.name!r} says that the API is at {url}, on another host than its own; if"
+            f" that is right, run `cortex env configure {self.name} --gateway-host {host or 'HOST'}`"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,13 +93,20 @@ class Environments:
             *(_remote(name, entries[name]) for name in sorted(entries)),
         ]
 
-    def configure(self, name: str, operator_endpoint: str, token: str, ca: str | Path | None = None) -> Environment:
+    def configure(
+        self, name: str, operator_endpoint: str, token: str, ca: str | Path | None = None, gateway_host: str = ""
+    ) -> Environment:
         """Store an environment, replacing one of the same name.
 
-        `ca`: a file of CA certificates to trust instead of those of the system. Raises: InputError.
+        `ca`: a file of CA certificates to trust instead of those of the system. `gateway_host`: host of the APIs, if it
+        is not that of the operator. Raises: InputError.
         """
         self._check_name(name)
         entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token}
+        if gateway_host:
+            if _host_of(f"http://{gateway_host}") != gateway_host.lower():
+                raise InputError(f"{gateway_host!r} is not a host; write its name or address, without a port")
+            entry["gateway_host"] = gateway_host
         if ca:
             entry["ca"] = _checked_ca(Path(ca), entry["operator_endpoint"])
         data = self._load()
@@ -204,7 +227,22 @@ def _remote(name: str, entry: Mapping[str, Any]) -> Environment:
             raise InputError(f"{ca}: does not exist; choose another file with `cortex env configure {name} --ca FILE`")
         return Transport(endpoint, token, hint, Trust(ca))
 
-    return Environment(name, endpoint, connect)
+    return Environment(name, endpoint, connect, str(entry.get("gateway_host") or ""))
+
+
+def _host_of(url: str) -> str:
+    """Return the host of a URL in lower case; "" if it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _checked_ca(file: Path, endpoint: str) -> str:

@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
@@ -89,7 +89,7 @@ class Answer:
         """Return the decoded body. Raises: CortexError if it is not JSON."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise CortexError(f"the response is not JSON (status {self.status}): {self.body[:200]!r}") from None
 
 
@@ -118,9 +118,11 @@ class Transport:
             answer = send(method, self.url + path + encode_query(query), body, headers, timeout_s, self.trust)
         except (OSError, HTTPException) as error:
             raise self._unavailable(error) from None
-        if answer.status >= 400:
-            raise self._error(answer)
-        return answer.json() if answer.body else None
+        self._check(answer)
+        try:
+            return json.loads(answer.body) if answer.body else None
+        except (ValueError, RecursionError):
+            raise self._not_an_operator(f"its response is not JSON: {answer.body[:100]!r}") from None
 
     def upload(
         self, method: str, path: str, chunks: Iterable[bytes], *, query: dict[str, Any] | None = None, content_type: str
@@ -147,8 +149,7 @@ class Transport:
                 answer = read(connection.getresponse())
         finally:
             connection.close()
-        if answer.status >= 400:
-            raise self._error(answer)
+        self._check(answer)
         return answer
 
     def blocks(
@@ -162,8 +163,10 @@ class Transport:
         except (OSError, HTTPException) as error:
             raise self._unavailable(error) from None
         try:
-            if response.status >= 400:
-                raise self._error(read(response))
+            if response.status >= 300:
+                self._check(read(response))
+            elif _is_html(response.headers.get("content-type", "")):
+                raise self._not_an_operator("it answered with HTML")
             while block := response.read1(_BLOCK_BYTES):
                 yield block
         except (OSError, HTTPException) as error:
@@ -206,7 +209,20 @@ class Transport:
         headers = {"authorization": f"Bearer {self.token}", "x-cortex-user": _user()}
         return headers | ({"content-type": content_type} if body is not None else {})
 
+    def _check(self, answer: Answer) -> None:
+        """Raises: the error in the response; InputError if no operator sends such a response."""
+        if answer.status >= 400:
+            raise self._error(answer)
+        if answer.status >= 300:
+            where = answer.headers.get("location")
+            raise self._not_an_operator(f"it answered with status {answer.status}{f' to {where}' if where else ''}")
+
+    def _not_an_operator(self, what: str) -> InputError:
+        return InputError(f"{self.url} is not a cortex operator: {what}; {self.hint}")
+
     def _error(self, answer: Answer) -> CortexError:
+        if _is_html(answer.headers.get("content-type", "")):
+            return self._not_an_operator(f"it answered with status {answer.status} and HTML")
         error = error_of(answer)
         if answer.status == 404 and str(error).startswith(_GATEWAY_NOT_FOUND):
             return InputError(f"{self.url} is the address of a gateway; use the address of its operator; {self.hint}")
@@ -230,12 +246,24 @@ class OperatorClient:
         return self.environment.connect().call(method, path, **options)
 
     def _object(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self._call(method, path, **options)
+        found = self._call(method, path, **options)
+        if not isinstance(found, dict):
+            raise self._unreadable()
         return found
 
     def _objects(self, method: str, path: str, **options: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call(method, path, **options)
+        found = self._call(method, path, **options)
+        if not (isinstance(found, list) and all(isinstance(item, dict) for item in found)):
+            raise self._unreadable()
         return found
+
+    def _unreadable(self) -> InputError:
+        return InputError(unreadable(self.environment.operator_endpoint))
+
+
+def unreadable(url: str) -> str:
+    """Return the message about a server whose answers have another form than those of this version's operator."""
+    return f"{url} is not a cortex operator, or one of another version: its answer has another form"
 
 
 def send(
@@ -296,7 +324,7 @@ def error_of(answer: Answer) -> CortexError:
     """Return the error that a response of the operator contains."""
     try:
         data = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = {}
     if not isinstance(data, dict):
         data = {}
@@ -304,7 +332,8 @@ def error_of(answer: Answer) -> CortexError:
     message = str(text or f"the operator answered with status {answer.status}")
     code = data.get("code")
     if code == ConfigError.code and data.get("diagnostics"):
-        return ConfigError([_diagnostic(item) for item in data["diagnostics"]])
+        with suppress(ValueError, TypeError, AttributeError):  # no operator sends others
+            return ConfigError([_diagnostic(item) for item in data["diagnostics"]])
     for kind in _classes(CortexError):
         if kind is not ConfigError and kind.code == code:
             traceback = str(data.get("traceback") or "")
@@ -398,6 +427,10 @@ def _send(connection: HTTPConnection, data: bytes) -> bool:
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True
+
+
+def _is_html(content_type: str) -> bool:
+    return content_type.lower().startswith(("text/html", "application/xhtml"))
 
 
 def _plain_text(answer: Answer) -> str:

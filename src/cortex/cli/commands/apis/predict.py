@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     body, content_type = read_sample(arguments.sample) if arguments.sample is not None else (None, "")
     client = session.client(arguments.env)
     api = client.get_api(arguments.api)
-    endpoint, verb = _target(api, arguments)
+    endpoint, verb = _target(client.environment.check_host(str(api["endpoint"])), api, arguments)
     began = time.monotonic()
     key = arguments.api_key or session.environ.get("CORTEX_API_KEY") if needs_key(api) else None
     trust = client.environment.connect().trust
@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     return 0
 
 
-def _target(api: dict[str, Any], arguments: argparse.Namespace) -> tuple[str, str | None]:
+def _target(endpoint: str, api: dict[str, Any], arguments: argparse.Namespace) -> tuple[str, str | None]:
     """Return the URL and the HTTP method of the request. Raises: InputError."""
-    endpoint, path, verb = str(api["endpoint"]), str(arguments.path), arguments.method
+    path, verb = str(arguments.path), arguments.method
     if (api["spec"].get("handler") or {}).get("protobuf_path"):
         if path or arguments.sample is None:
             wrong = (

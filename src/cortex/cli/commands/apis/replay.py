@@ -251,7 +251,8 @@ def _deployed(arguments: argparse.Namespace, session: Session) -> ReplayTarget:
     handler = spec.get("handler") or {}
     if spec.get("kind") not in (ApiKind.REALTIME, ApiKind.SPLITTER) or handler.get("protobuf_path"):
         raise InputError(f"{arguments.against} is not a RealtimeAPI over HTTP, which is what recordings are of")
-    endpoint, trust = str(api["endpoint"]), client.environment.connect().trust
+    endpoint = client.environment.check_host(str(api["endpoint"]))
+    trust = client.environment.connect().trust
     timeout_s = float(spec["networking"]["timeout_s"]) + _GRACE_S
     key = arguments.api_key or session.environ.get("CORTEX_API_KEY") if needs_key(api) else None
     if needs_key(api) and not key:

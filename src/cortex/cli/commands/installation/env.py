@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--token", metavar="TOKEN", help="token of its operator; prompted for if omitted, `-` reads it from stdin"
     )
     adding.add_argument("--ca", metavar="FILE", help="CA certificates (PEM) to trust instead of those of the system")
+    adding.add_argument(
+        "--gateway-host", metavar="HOST", default="", help="host of its APIs, if it is not that of the operator"
+    )
     for name, text in (("default", "show or set the default environment"), ("delete", "delete an environment")):
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         optional = "?" if name == "default" else None
@@ -65,7 +68,7 @@ def _configure(arguments: argparse.Namespace, environments: Environments, sessio
         token = getpass.getpass("token: ").strip()
     else:
         token = arguments.token
-    environment = environments.configure(arguments.name, endpoint, token, arguments.ca)
+    environment = environments.configure(arguments.name, endpoint, token, arguments.ca, arguments.gateway_host)
     session.console.line(f"the environment {environment.name} is {environment.operator_endpoint}")
 
 
