@@ -44,11 +44,13 @@ class Parts:
 class ServedDashboard:
     """Some pages, and browsers that are signed in."""
 
-    def __init__(self, parts: Parts, routers: Iterable[APIRouter]) -> None:
+    def __init__(self, parts: Parts, routers: Iterable[APIRouter], url: str = URL) -> None:
         self.parts = parts
+        self._url = url
+        self._cookie = f"{'__Secure-' if url.startswith('https:') else ''}cortex_8889"
         self._sessions = Sessions(parts.tokens)
         app = FastAPI()
-        app.mount(PREFIX, with_sessions(routers, URL, self._sessions, parts.pages, LOGGER))
+        app.mount(PREFIX, with_sessions(routers, url, self._sessions, parts.pages, LOGGER))
         app.add_middleware(AuthMiddleware, tokens=parts.tokens, host="127.0.0.1", is_own_name=lambda name: False)
         app.add_middleware(AuditMiddleware, log=parts.audit_log)
         self._app = app
@@ -63,11 +65,15 @@ class ServedDashboard:
         made = asyncio.run(self.parts.tokens.create(name, scope))
         return self.sign_in(self.parts.tokens.identify(f"Bearer {made['token']}"))
 
+    def new_code(self) -> str:
+        """Return a code of the admin's token."""
+        return self._sessions.create_code(ADMIN, ADMIN.name)
+
     def send(self, method: str, path: str, cookie: str, **options: object) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._app, client=("10.0.0.7", 1))
-            async with httpx.AsyncClient(transport=transport, base_url=URL) as client:
-                headers = {"cookie": f"cortex_8889={cookie}", "origin": URL}
+            async with httpx.AsyncClient(transport=transport, base_url=self._url) as client:
+                headers = {"cookie": f"{self._cookie}={cookie}", "origin": self._url}
                 return await client.request(method, PREFIX + path, headers=headers, **options)  # type: ignore[arg-type]
 
         return asyncio.run(send())
@@ -93,13 +99,15 @@ class SignedIn:
 
 
 @contextmanager
-def served_dashboard(folder: Path, routers: Callable[[Parts], Iterable[APIRouter]]) -> Iterator[ServedDashboard]:
+def served_dashboard(
+    folder: Path, routers: Callable[[Parts], Iterable[APIRouter]], url: str = URL
+) -> Iterator[ServedDashboard]:
     """Yield pages whose state is in a database in `folder`."""
     engine = open_state(folder / "state.db")
     try:
         tokens = Tokens(TokenStore(engine), "secret")
         parts = Parts(engine, tokens, AuditLog(AuditStore(engine), LOGGER), Pages("127.0.0.1:8889"))
-        yield ServedDashboard(parts, routers(parts))
+        yield ServedDashboard(parts, routers(parts), url)
     finally:
         engine.dispose()
 

@@ -229,3 +229,25 @@ def test_texts_of_others_are_escaped(dashboard: ServedDashboard) -> None:
         assert "\x1b" not in page.text
         assert "\u202e" not in page.text
         assert_readable(page)
+
+
+def test_over_tls_only_tls_may_set_the_cookie_or_open_the_pages(tmp_path: Path) -> None:
+    def routers(parts: Parts) -> list[APIRouter]:
+        return [token_pages(parts.tokens, ApiStore(parts.engine), parts.pages)]
+
+    with served_dashboard(tmp_path, routers, "https://127.0.0.1:8889") as secure:
+        answer = secure.send("POST", "/sign-in", "", params={"code": secure.new_code()})
+        assert answer.headers["set-cookie"].startswith("__Secure-cortex_8889=")
+        assert "secure" in answer.headers["set-cookie"].lower().split("; ")
+        assert answer.headers["strict-transport-security"] == "max-age=86400"
+        assert secure.sign_in().get("/tokens").status_code == 200
+
+
+def test_a_cookie_of_another_server_of_the_host_is_ignored(dashboard: ServedDashboard) -> None:
+    admin = dashboard.sign_in()
+    assert "strict-transport-security" not in admin.get("/tokens").headers
+    for cookie in (f"tossed; cortex_8889={admin.cookie}", f"{admin.cookie}; cortex_8889=tossed"):
+        assert dashboard.send("GET", "/tokens", cookie).status_code == 200
+    assert (
+        dashboard.send("GET", "/tokens", f"{admin.cookie}; cortex_8889={dashboard.sign_in().cookie}").status_code == 401
+    )

@@ -51,6 +51,7 @@ def operator() -> Iterator[RunningOperator]:
 def window(operator: RunningOperator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browser(tmp_path_factory.mktemp("browser")) as opened:
         opened.open(address(operator))
+        opened.click(".message button")
         wait_until(lambda: opened.url.endswith("/dashboard/"), message="signed in")
         yield opened
 
@@ -71,6 +72,7 @@ def show(window: Browser, operator: RunningOperator, path: str) -> None:
 def test_the_address_signs_in_once_and_stays_out_of_the_page(operator: RunningOperator, window: Browser) -> None:
     used = address(operator)
     window.open(used)
+    window.click(".message button")
     wait_until(lambda: window.url == f"{base(operator)}/dashboard/", message="the list of APIs")
     assert operator.token not in window.html
     assert window.run("return document.cookie") == ""

@@ -72,8 +72,8 @@ def sign_in(operator: RunningOperator, token: str = "") -> Visitor:
     status, made = operator.call("POST", "/v1/dashboard/codes", **headers)
     assert status == 200, made
     visitor = Visitor(operator)
-    answer = visitor.get(made["path"])
-    assert answer.status == 200
+    answer = visitor.post(made["path"], csrf="")
+    assert answer.status == 303
     visitor.cookie = answer.headers["set-cookie"].partition(";")[0]
     return visitor
 
@@ -99,14 +99,21 @@ def admin(operator: RunningOperator) -> Visitor:
 
 def test_a_code_signs_one_browser_in(operator: RunningOperator) -> None:
     path = operator.call("POST", "/v1/dashboard/codes")[1]["path"]
-    first = Visitor(operator).get(path)
-    assert first.status == 200
+    asked = Visitor(operator).get(path)
+    assert (asked.status, "set-cookie" in asked.headers) == (200, False)  # a link signs nobody in
+    assert "<strong>admin</strong>" in asked.text
+    for origin in (None, "null", "https://example.org"):
+        foreign = Visitor(operator)
+        foreign.origin = origin
+        assert foreign.post(path, csrf="").status == 403
+    first = Visitor(operator).post(path, csrf="")
+    assert (first.status, first.headers["location"]) == (303, "/dashboard/")
     attributes = {part.strip().lower() for part in first.headers["set-cookie"].split(";")[1:]}
     assert {"httponly", "samesite=strict", "path=/dashboard"} <= attributes
     assert operator.token not in first.text + str(first.headers) + path
-    again = Visitor(operator).get(path)
-    assert (again.status, "set-cookie" in again.headers) == (401, False)
-    assert "used before" in again.text
+    for again in (Visitor(operator).get(path), Visitor(operator).post(path, csrf="")):
+        assert (again.status, "set-cookie" in again.headers) == (401, False)
+        assert "used before" in again.text
 
 
 PAGES = [

@@ -78,6 +78,7 @@ def invoices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Invoices]:
         with browser(tmp_path_factory.mktemp("browser")) as window:
             made = Invoices(operator, gate, window)
             window.open(made.base + operator.call("POST", "/v1/dashboard/codes")[1]["path"])
+            window.click(".message button")
             wait_until(lambda: window.url.endswith("/dashboard/"), message="signed in")
             yield made
 

@@ -107,6 +107,33 @@ def test_the_number_of_codes_and_sessions_is_bounded(sessions: Sessions) -> None
     sessions.find(cookies[-1])
 
 
+def test_a_token_cannot_end_the_sessions_and_codes_of_another(sessions: Sessions, tokens: Tokens) -> None:
+    made = asyncio.run(tokens.create("watcher", TokenScope.READ))
+    reader = tokens.identify(f"Bearer {made['token']}")
+    cookie, code = sessions.sign_in(sessions.create_code(ADMIN, "admin")), sessions.create_code(ADMIN, "admin")
+    for _ in range(MAX_SESSIONS + 1):
+        sessions.sign_in(sessions.create_code(reader, "watcher"))
+    for _ in range(MAX_CODES + 1):
+        sessions.create_code(reader, "watcher")
+    assert sessions.find(cookie).principal == ADMIN
+    sessions.sign_in(code)
+
+
+def test_a_code_that_is_looked_at_is_not_used(sessions: Sessions) -> None:
+    code = sessions.create_code(ADMIN, "admin")
+    assert sessions.check_code(code) == sessions.check_code(code) == ADMIN
+    sessions.sign_in(code)
+    with pytest.raises(UnauthorizedError, match="used before"):
+        sessions.check_code(code)
+
+
+def test_a_cookie_of_another_server_neither_ends_nor_replaces_a_session(sessions: Sessions) -> None:
+    one, other = (sessions.sign_in(sessions.create_code(ADMIN, "admin")) for _ in range(2))
+    assert sessions.find("tossed", one, one).principal == ADMIN
+    with pytest.raises(UnauthorizedError, match="two sessions"):
+        sessions.find(one, other)
+
+
 def test_a_form_needs_the_token_of_its_session(sessions: Sessions) -> None:
     one, other = (sessions.find(sessions.sign_in(sessions.create_code(ADMIN, "admin"))) for _ in range(2))
     one.check_csrf(one.csrf)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp
 
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError
@@ -25,7 +26,7 @@ from cortex.operator.dashboard.pages.revisions import revision_pages
 from cortex.operator.dashboard.pages.schedules import schedule_pages
 from cortex.operator.dashboard.pages.workloads import workload_pages
 from cortex.operator.dashboard.rendering import Pages, static_file
-from cortex.operator.dashboard.security import PREFIX, DashboardSecurity
+from cortex.operator.dashboard.security import PREFIX, DashboardSecurity, cookies_of
 from cortex.operator.dashboard.sessions import SESSION_S, Sessions
 from cortex.operator.http.services import Services
 from cortex.telemetry import Logger
@@ -53,9 +54,12 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
 def with_sessions(routers: Iterable[APIRouter], url: str, sessions: Sessions, pages: Pages, logger: Logger) -> ASGIApp:
     """Return an application of pages for browsers that are signed in; `url` is the operator's."""
     parts = urlsplit(url)
-    cookie = f"cortex_{parts.port}"  # cookies do not distinguish ports, and one host may have several operators
+    is_secure = parts.scheme == "https"
+    # Cookies do not distinguish ports, and one host may have several operators. With the prefix, only pages over TLS
+    # can set the cookie. `__Host-` would require the path /, and then APIs of this host would receive it.
+    cookie = f"{'__Secure-' if is_secure else ''}cortex_{parts.port}"
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.include_router(_session_routes(sessions, pages, cookie, is_secure=parts.scheme == "https"))
+    app.include_router(_session_routes(sessions, pages, cookie, is_secure))
     for router in routers:
         app.include_router(router)
     _add_error_pages(app, pages, logger)
@@ -66,10 +70,15 @@ def _session_routes(sessions: Sessions, pages: Pages, cookie: str, is_secure: bo
     router = APIRouter()
 
     @router.get("/sign-in")
-    async def sign_in(request: Request, code: str = "") -> Response:
-        """Use a code. The page opens the dashboard itself: a redirect from elsewhere would not send a strict cookie."""
+    async def ask(request: Request, code: str = "") -> Response:
+        """Ask before a code is used: the address may be a link from elsewhere, to a session of somebody else."""
+        return pages.page(request, "sign_in.html", principal=sessions.check_code(code))
+
+    @router.post("/sign-in")
+    async def sign_in(code: str = "") -> Response:
+        """Use a code."""
         value = sessions.sign_in(code)
-        response = pages.page(request, "signed_in.html")
+        response = RedirectResponse(f"{PREFIX}/", 303)
         options = {"httponly": True, "samesite": "strict", "secure": is_secure, "path": PREFIX}
         response.set_cookie(cookie, value, max_age=int(SESSION_S), **options)  # type: ignore[arg-type]
         return response
@@ -77,9 +86,9 @@ def _session_routes(sessions: Sessions, pages: Pages, cookie: str, is_secure: bo
     @router.post("/sign-out")
     async def sign_out(request: Request) -> Response:
         """End the session."""
-        sessions.sign_out(request.cookies.get(cookie, ""))
+        sessions.sign_out(*cookies_of(request, cookie))
         response = pages.page(request, "signed_out.html")
-        response.delete_cookie(cookie, path=PREFIX)
+        response.delete_cookie(cookie, path=PREFIX, secure=is_secure)
         return response
 
     @router.get("/static/{name}")

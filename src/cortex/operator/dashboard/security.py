@@ -24,7 +24,10 @@ PREFIX = "/dashboard"
 MAX_FORM_BYTES = 2 * 1024 * 1024
 _MAX_FIELDS = 1_000
 #: Paths below `PREFIX` that need no session. They disclose nothing about this installation.
-_OPEN = ("/sign-in", "/static/")
+_SIGN_IN = "/sign-in"
+_OPEN = (_SIGN_IN, "/static/")
+#: A day, which each visit renews: browsers apply this to all ports of the host.
+_HSTS = "max-age=86400"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -67,32 +70,46 @@ class DashboardSecurity:
                 headers = MutableHeaders(scope=message)
                 headers.setdefault("cache-control", "no-store")
                 headers.update(_HEADERS)
+                if scope["scheme"] == "https":
+                    headers["strict-transport-security"] = _HSTS
             await send(message)
 
-        request = Request(scope, receive)
+        request, path = Request(scope, receive), scope["path"].removeprefix(PREFIX)
         try:
-            if not scope["path"].removeprefix(PREFIX).startswith(_OPEN):
+            if not path.startswith(_OPEN):
                 self._identify(request)
             if request.method not in ("GET", "HEAD"):
-                await _check_change(request)
+                _check_origin(request)
+                if path != _SIGN_IN:
+                    await _check_form(request)
         except InputError as error:
             await self._refuse(request, error)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
     def _identify(self, request: Request) -> None:
-        session = self._sessions.find(request.cookies.get(self._cookie, ""))
+        session = self._sessions.find(*cookies_of(request, self._cookie))
         request.state.session = session
         request.state.principal = session.principal
         authorize(session.principal, "GET" if request.method == "HEAD" else request.method, request.scope["path"])
 
 
-async def _check_change(request: Request) -> None:
-    """Read the form of a change. Raises: InputError if it is not from a page of this session."""
+def cookies_of(request: Request, name: str) -> list[str]:
+    """Return the values of all cookies with a name."""
+    pairs = (part.split("=", 1) for header in request.headers.getlist("cookie") for part in header.split(";"))
+    return [pair[1].strip() for pair in pairs if pair[0].strip() == name and len(pair) > 1]
+
+
+def _check_origin(request: Request) -> None:
+    """Raises: InputError if a change is not from a page of this operator."""
     if request.method != "POST":
         raise MethodNotAllowedError.of(request.method, "GET, POST")
     if "origin" not in Headers(scope=request.scope):  # `AuthMiddleware` has compared it with the Host
         raise ForbiddenError("a change needs the header Origin, which browsers send; use the command line otherwise")
+
+
+async def _check_form(request: Request) -> None:
+    """Read the form of a change. Raises: InputError if it is not from a page of this session."""
     session = session_of(request)  # before the body, for which a client without a session could take its time
     body = await read_body(request, MAX_FORM_BYTES)
     try:

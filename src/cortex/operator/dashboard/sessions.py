@@ -1,10 +1,10 @@
 """Sessions of the dashboard: a one-time code becomes a cookie, and the operator's token never enters a URL.
 
 ```text
- token ──POST /v1/dashboard/codes──▶ code, for a minute ──opened once in a browser──▶ session, for 12 hours
-                                          │                                             │
-                                          ▼ opened again, or too late                   ▼ signed out, token revoked
-                                       refused                                          ended
+ token ──POST /v1/dashboard/codes──▶ code, for a minute ──confirmed once in a browser──▶ session, for 12 hours
+                                          │                                                │
+                                          ▼ used again, or too late                        ▼ signed out, token revoked
+                                       refused                                             ended
 ```
 
 A session permits what the token permits that created its code. Codes and sessions are in memory: they end with the
@@ -26,8 +26,9 @@ from cortex.operator.access.tokens import Principal, Tokens
 
 CODE_S = 60.0
 SESSION_S = 12 * 3600.0
-MAX_CODES = 100
-MAX_SESSIONS = 1_000
+#: Limits for each token, so that no token ends what another has.
+MAX_CODES = 20
+MAX_SESSIONS = 100
 _SECRET_BYTES = 32
 _OPEN_AGAIN = "open the dashboard with `cortex dashboard`"
 
@@ -62,6 +63,9 @@ class _Code:
 
 class _Expires(Protocol):
     @property
+    def principal(self) -> Principal: ...
+
+    @property
     def expires_at(self) -> float: ...
 
 
@@ -69,7 +73,10 @@ T = TypeVar("T", bound=_Expires)
 
 
 class _Secrets(Generic[T]):
-    """Values by the hash of their secret, so that no comparison takes a time that depends on it; at most `limit`."""
+    """Values by the hash of their secret, so that no comparison takes a time that depends on it.
+
+    Each token has at most `limit`.
+    """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -77,11 +84,13 @@ class _Secrets(Generic[T]):
         self._values: dict[str, T] = {}
 
     def add(self, value: T) -> str:
-        """Return the secret of a value. Beyond the limit, the oldest value is removed."""
+        """Return the secret of a value. Beyond the limit, the oldest value of the same token is removed."""
         now = self._clock()
         self._values = {digest: each for digest, each in self._values.items() if each.expires_at > now}
-        while len(self._values) >= self._limit:
-            del self._values[next(iter(self._values))]
+        owner = value.principal.token_id
+        own = [digest for digest, each in self._values.items() if each.principal.token_id == owner]
+        for digest in own[: max(0, len(own) - self._limit + 1)]:
+            del self._values[digest]
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         self._values[_digest(secret)] = value
         return secret
@@ -108,25 +117,39 @@ class Sessions:
         """Return a code that `sign_in` accepts once within `CODE_S`."""
         return self._codes.add(_Code(principal, caller, self._clock() + CODE_S))
 
+    def check_code(self, code: str) -> Principal:
+        """Return whose session a code begins, without using it. Raises: UnauthorizedError."""
+        return self._valid(self._codes.get(code)).principal
+
     def sign_in(self, code: str) -> str:
         """Return the value of the cookie of a new session. Raises: UnauthorizedError."""
-        found = self._codes.pop(code)
-        if found is None:
-            raise UnauthorizedError(f"this code was used before, or is older than a minute; {_OPEN_AGAIN}")
-        self._tokens.check_validity(found.principal)
+        found = self._valid(self._codes.pop(code))
         return self._sessions.add(DashboardSession(found.principal, found.caller, self._clock() + SESSION_S))
 
-    def find(self, cookie: str) -> DashboardSession:
-        """Return the session of a cookie. Raises: UnauthorizedError if it has ended."""
-        session = self._sessions.get(cookie)
-        if session is None:
-            raise UnauthorizedError(f"you are not signed in; {_OPEN_AGAIN}")
-        self._tokens.check_validity(session.principal)
-        return session
+    def find(self, *cookies: str) -> DashboardSession:
+        """Return the session of the only cookie that has one. Raises: UnauthorizedError.
 
-    def sign_out(self, cookie: str) -> None:
-        """End the session of a cookie."""
-        self._sessions.pop(cookie)
+        Any server of the same host, such as an API, may set a cookie of this name beside the operator's. If it has no
+        session, it is ignored; if it has another one, nobody can tell whose it is.
+        """
+        sessions = [session for cookie in set(cookies) if (session := self._sessions.get(cookie)) is not None]
+        if not sessions:
+            raise UnauthorizedError(f"you are not signed in; {_OPEN_AGAIN}")
+        if len(sessions) > 1:
+            raise UnauthorizedError("this browser has two sessions; delete the cookies of this host, and sign in again")
+        self._tokens.check_validity(sessions[0].principal)
+        return sessions[0]
+
+    def sign_out(self, *cookies: str) -> None:
+        """End the sessions of cookies."""
+        for cookie in cookies:
+            self._sessions.pop(cookie)
+
+    def _valid(self, code: _Code | None) -> _Code:
+        if code is None:
+            raise UnauthorizedError(f"this code was used before, or is older than a minute; {_OPEN_AGAIN}")
+        self._tokens.check_validity(code.principal)
+        return code
 
 
 def _digest(secret: str) -> str:
