@@ -316,7 +316,8 @@ async def test_streams_end_when_their_key_is_revoked(
 
         async def are_cut() -> bool:
             await w.gateway.ensure_running()
-            return all(client.reader.at_eof() for client, text in streams.items() if text == ONE)  # type: ignore[union-attr]
+            readers = [client.reader for client, text in streams.items() if text == ONE]
+            return all(reader and (reader.at_eof() or reader.exception()) for reader in readers)
 
         await eventually(are_cut)
         w.upstreams["a"].open_streams[-1].write(b"1\r\ny\r\n")

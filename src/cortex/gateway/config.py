@@ -320,7 +320,7 @@ global
   tune.bufsize {BUFFER_BYTES}
   tune.buffers.limit {settings.max_buffers}
   tune.memory.hot-size {BUFFER_CACHE_BYTES}
-  tune.stick-counters {KEYED_COUNTER + 1}
+  tune.stick-counters {KEYED_COUNTER + 1 if _has_keys(table) or grpc_backends(table) else 3}
   tune.http.maxhdr {HEADERS_MAX}
   tune.h2.fe.max-concurrent-streams {STREAMS}
   # Clients open WebSockets over HTTP/1.1, also where the port has HTTP/2 for gRPC.
@@ -610,9 +610,13 @@ backend {PROBES_BACKEND}
     )
 
 
+def _has_keys(table: RoutingTable) -> bool:
+    return bool(keyed_splits(table)) or any(backend.needs_key for backend in table.backends)
+
+
 def _keyed_section(table: RoutingTable, settings: GatewaySettings) -> tuple[str, ...]:
     """Return the section of the table of open requests with a key; none if no API requires one."""
-    if not (keyed_splits(table) or any(backend.needs_key for backend in table.backends)):
+    if not _has_keys(table):
         return ()
     size = 2 * settings.max_connections
     return (f"backend {KEYED_BACKEND}\n  stick-table type string len 80 size {size} expire 1s store conn_cur\n",)
