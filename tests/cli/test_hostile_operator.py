@@ -100,6 +100,14 @@ def test_payload_and_key_go_to_the_host_of_the_operator_only(server: Server, end
     assert len(server.requests) == 1 and "x-api-key" not in server.requests[0][2]
 
 
+def test_completion_shows_no_escapes_and_ignores_answers_of_another_form(server: Server, capsys: Capture) -> None:
+    api = {"spec": SPEC, "status": {"message": "live\x1b[2J\u202e"}}
+    for body, expected in (([api], "t\tRealtimeAPI, live\\x1b[2J\\u202e\n"), ([{"spec": None}], ""), (5, "")):
+        server.answering = lambda handler, body=body: answers(handler, 200, body)  # type: ignore[misc]
+        assert main(["completion", "bash", "--words", "get", "-e", "there", ""]) == 0
+        assert capsys.readouterr() == (expected, "")
+
+
 def test_another_host_can_be_configured(server: Server, capsys: Capture) -> None:
     api = {"spec": SPEC, "endpoint": server.url.replace("127.0.0.1", "127.0.0.2") + "/t"}
     server.answering = lambda handler: answers(handler, 200, api)

@@ -294,7 +294,7 @@ def test_only_hashes_are_looked_up_and_only_for_apis_with_keys() -> None:
     assert KEYS_MAP not in alone
 
 
-@pytest.mark.parametrize("protocol", [Protocol.CALLS, Protocol.APPLICATION, Protocol.COMMAND])
+@pytest.mark.parametrize("protocol", [Protocol.CALLS, Protocol.APPLICATION, Protocol.COMMAND, Protocol.GRPC])
 async def test_streams_end_when_their_key_is_revoked(
     home: Home, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.cli.session import Session
 from cortex.errors import CortexError, UsageError
+from cortex.terminal import printable
 
 if TYPE_CHECKING:
     from cortex.client.client import Client
@@ -47,7 +48,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     if arguments.words[0] != _WORDS:
         raise UsageError(f"{arguments.words[0]}: no such argument; `cortex completion SHELL` has no others")
     for word, text in candidates(arguments.words[1:] or [""], session):
-        session.console.line(f"{word}\t{' '.join(text.split())}" if text else word)
+        word = printable(word)  # the shell shows it: another operator or a caller may have written it
+        session.console.line(f"{word}\t{printable(' '.join(text.split()))}" if text else word)
     return 0
 
 
@@ -134,7 +136,9 @@ def _looked_up(lookup: Callable[[], list[Candidate]]) -> list[Candidate]:
     found: list[Candidate] = []
 
     def run() -> None:
-        with contextlib.suppress(CortexError, KeyError):  # there is no operator, or one of another version
+        with contextlib.suppress(
+            CortexError, KeyError, TypeError, AttributeError
+        ):  # there is no operator, or one of another version
             found.extend(lookup())
 
     thread = threading.Thread(target=run, daemon=True)
