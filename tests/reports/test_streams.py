@@ -259,8 +259,8 @@ def _method(line: str) -> str:
 
 def until_the_client_left(api: ReportedApi) -> object:
     """Return how many responses count as broken after a client has disconnected."""
-    with stall(api, "/t", b"{}"):
-        pass
+    with stall(api, "/t", b"{}") as client:
+        assert client.recv(1) == b"H"  # else the request may be dropped before its generator begins
     wait_until(lambda: "closed" in api.cortex.cortex("logs", "t").stdout)
     return api.cortex.get("t")["metrics"]["aborted"]
 
