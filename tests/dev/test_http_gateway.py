@@ -27,6 +27,10 @@ class Handler:
     def handle_post(self, payload, headers):
         return {"payload": payload, "headers": dict(headers)}
 
+    def handle_put(self):
+        from starlette.responses import Response
+        return Response("{}", 400, {"X-Cortex-Disconnected": "1", "x-cortex-request-id": "2", "own": "kept"})
+
     def handle_get(self):
         for number in range(3):
             yield f"{number} "
@@ -105,6 +109,14 @@ def run(upstream: Any, *pieces: bytes | None) -> tuple[bytes, list[ServedRequest
 
 JSON = b"content-type: application/json\r\n"
 LAST = b"connection: close\r\n\r\n"
+
+
+def test_user_code_can_not_send_the_headers_of_cortex(upstream: Upstream) -> None:
+    head = run(upstream, b"PUT /one HTTP/1.1\r\nhost: x\r\n" + LAST)[0].partition(b"\r\n\r\n")[0].lower()
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n")]
+    assert (names[0], b"own" in names) == (b"http/1.1 400 bad request", True)
+    assert [name for name in names if name.startswith(b"x-cortex-")] == [b"x-cortex-request-id"]
+    assert b"x-cortex-request-id: 2" not in head
 
 
 def test_a_request_gets_an_id_and_loses_headers_that_clients_cannot_set(upstream: Upstream) -> None:

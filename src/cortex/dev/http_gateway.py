@@ -467,7 +467,8 @@ class _Response:
         status = self._exchange.status = int(start[9:12])
         line, _, fields = start.partition(b"\r\n")
         request_id = b"x-cortex-request-id: %b\r\n" % self._exchange.request_id.encode()
-        self._client.writer.write(line + b"\r\n" + request_id + fields + rest)
+        kept = (each for each in fields.splitlines(keepends=True) if not each.lower().startswith(b"x-cortex-"))
+        self._client.writer.write(line + b"\r\n" + request_id + b"".join(kept) + rest)
         if status == 101:
             await self._relay_rest()
             return status
