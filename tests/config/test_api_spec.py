@@ -59,7 +59,7 @@ def test_a_batch_api_of_0_18_keeps_its_keys_and_gets_the_defaults_of_its_generat
             "endpoint": "/iris",
             "max_body_size": 10 * 1024**2,
             "max_batch_size": 256_000,
-            "max_stored_size": 1024**3,
+            "max_stored_size": 10 * 1024**3,
             "local_paths": None,
             "buckets": None,
             "webhook_hosts": None,

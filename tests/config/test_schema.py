@@ -83,7 +83,7 @@ def test_defaults_match_the_documentation() -> None:
             "local_paths": None,
             "buckets": None,
             "webhook_hosts": None,
-            "max_stored_size": 1024**3,
+            "max_stored_size": 10 * 1024**3,
             "access_log": False,
             "sticky": False,
             "auth": "none",

@@ -579,7 +579,7 @@ class Networking(ConfigModel):
     max_body_size: Annotated[int, BeforeValidator(memory_bytes)] = 100 * 1024**2  #: SUBMISSION_BYTES for jobs
     max_batch_size: Annotated[int, BeforeValidator(_batch_size)] = 256_000  #: bytes of one batch of a BatchAPI
     #: Bytes that callers of an AsyncAPI, BatchAPI or TaskAPI may have stored.
-    max_stored_size: Annotated[int, BeforeValidator(memory_bytes)] = 1024**3
+    max_stored_size: Annotated[int, BeforeValidator(memory_bytes)] = 10 * 1024**3
     # What submissions may name that come through the endpoint, whose callers have shown no token of the operator:
     local_paths: Annotated[list[LocalFolder], BeforeValidator(a_list)] | None = None  #: folders of this machine
     buckets: Annotated[list[Bucket], BeforeValidator(a_list)] | None = None  #: buckets, or folders in buckets
