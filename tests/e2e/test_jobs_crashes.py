@@ -200,7 +200,7 @@ def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: In
 def test_job_that_the_next_version_cannot_read_fails_and_delays_no_other(
     cortex: Installation, api: BatchApi, request: pytest.FixtureRequest
 ) -> None:
-    job, other = (api.submit(slow_items(30, 0.1), workers=1) for _ in range(2))
+    job, other = (api.submit(slow_items(30, 0.5), workers=1) for _ in range(2))
     for each in (job, other):
         progress(api, each, 2)
     cortex.down()

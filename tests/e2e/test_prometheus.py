@@ -33,7 +33,7 @@ def test_prometheus_loads_the_rules_and_answers_every_query_of_the_dashboard(
 ) -> None:
     require_programs("Prometheus", "prometheus", "promtool")
     cortex.cortex("deploy", write_project(tmp_path / "echo", ECHO_SOURCE, ECHO_CONFIG) / "cortex.yaml")
-    token = cortex.cortex("tokens", "create", "prometheus", "--scope", "metrics").stdout.strip()
+    token = cortex.cortex("tokens", "create", "scraper", "--scope", "metrics").stdout.strip()
     target = f"127.0.0.1:{cortex.operator_port}"
     with prometheus(tmp_path / "prometheus", target, token, MONITORING / "alerts.yml") as server:
         for number in range(20):

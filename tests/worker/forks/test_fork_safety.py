@@ -125,7 +125,7 @@ def run(source: str) -> str:
     text = textwrap.dedent(prelude) + textwrap.dedent(source)
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=120, env=environ
+        [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=300, env=environ
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
