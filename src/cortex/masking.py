@@ -15,6 +15,8 @@ from urllib.parse import unquote_plus
 
 MASK = "********"
 _CODE_SECTIONS = ("handler", "predictor", "definition")
+#: Sections with texts of the user, such as URLs.
+_WITH_TEXTS = frozenset({*_CODE_SECTIONS, "networking", "schedule"})
 #: Begin of the name of a field that the user has named.
 _OWN_FIELD = re.compile(rf"(?:{'|'.join(_CODE_SECTIONS)})\.(env|config)\.|schedule\.submission\.")
 _SECRET = re.compile(
@@ -53,6 +55,7 @@ _HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cook
 _MAY_HAVE_FORM = re.compile(r"[=\s:]")
 
 
+@lru_cache(1000)
 def is_secret(key: str) -> bool:
     """Return True if the last word of a key is that of a secret, such as `token`."""
     return _SECRET.search(_WORD_START.sub("_", key)) is not None
@@ -107,6 +110,10 @@ def mask_secrets(value: Any, values: Sequence[str] = ()) -> Any:
 
 
 def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> Any:
+    if isinstance(value, str):
+        return mask_text(value, values)
+    if value is None or isinstance(value, int | float):
+        return value
     if depth > _MAX_DEPTH:
         return MASK
     if isinstance(value, Mapping):
@@ -123,7 +130,7 @@ def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> An
             MASK if _is_secret_option(option) and _has_content(inner) else _mask(inner, values, by_key, depth + 1)
             for option, inner in zip(before, value, strict=False)
         ]
-    return mask_text(value, values) if isinstance(value, str) else value
+    return value
 
 
 def _is_secret_option(value: Any) -> bool:
@@ -139,7 +146,7 @@ def mask_spec(spec: Mapping[str, Any], dotenv: Mapping[str, str] | None = None) 
 
     `dotenv` are the variables of `.env`, whose values are masked where the spec repeats them.
     """
-    masked: dict[str, Any] = _mask(spec, (), False)
+    masked = {key: _mask(value, (), False) if key in _WITH_TEXTS else value for key, value in spec.items()}
     values = secret_values(spec, dotenv)
     for name in _CODE_SECTIONS:
         if isinstance(section := spec.get(name), Mapping):
