@@ -160,6 +160,30 @@ async def test_requests_without_a_token_have_a_deadline(request_: bytes, monkeyp
         writer.close()
 
 
+@pytest.mark.parametrize(
+    "head", [b"GET /", b"GET / HTTP/1.1\r\nx: ", GET % b"/permitted/now" + b"GET / HTTP/1.1\r\nx: "]
+)
+async def test_a_head_without_end_is_not_collected(head: bytes) -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
+        ((reader, writer),) = await send(port, head)
+        parts = 0
+        with contextlib.suppress(ConnectionError):
+            while parts < 512 and not reader.at_eof():
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                parts += 1
+        assert parts < 512  # the buffers of the kernel have several megabytes
+        writer.close()
+
+
+async def test_a_body_may_be_longer_than_a_head() -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
+        request = b"POST /permitted/now HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1_000_000
+        ((reader, writer),) = await send(port, request)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 async def test_a_permitted_request_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ANONYMOUS_S", 0.01)
     monkeypatch.setattr(server, "CHECK_S", 0.01)

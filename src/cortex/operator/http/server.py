@@ -30,6 +30,8 @@ Peer = int | str
 MAX_CONNECTIONS = 128
 #: Time for a whole request whose token is not known yet, its response included.
 ANONYMOUS_S = 10.0
+#: Limit of a head that is not complete, which the parser does not have. The longest are those of browsers with cookies.
+MAX_HEAD_BYTES = 256 * 1024
 #: Interval of the checks whether connections may stay.
 CHECK_S = 2.0
 #: Time for the response to a client that has ended its side of the connection, and that may have left.
@@ -93,6 +95,8 @@ class _Protocol(_BaseProtocol):
     peer: Peer
     idle_since: float  #: time at which it was accepted, or at which its last response was complete
     _served: RequestResponseCycle | None = None
+    _head_bytes = 0  #: received since the last request was complete; 0 while a body arrives
+    _is_in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,6 +106,22 @@ class _Protocol(_BaseProtocol):
         if len(self.connections) > MAX_CONNECTIONS:
             others = [other for other in self.connections if isinstance(other, _Protocol) and not other.is_permitted]
             choose_victim(others or [self]).abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.abort()
+                return
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_head = True
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
