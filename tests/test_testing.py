@@ -231,7 +231,7 @@ def test_an_application_answers_paths_below_its_endpoint(tmp_path: Path) -> None
         assert api.get("/nothing").status == 404
 
 
-@pytest.mark.heavy
+@pytest.mark.heavy  # scikit-learn takes seconds to import
 def test_a_model_without_code_answers(tmp_path: Path) -> None:
     joblib, linear = pytest.importorskip("joblib"), pytest.importorskip("sklearn.linear_model")
     joblib.dump(linear.LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]), tmp_path / "model.joblib")

@@ -40,7 +40,7 @@ def test_an_installed_framework_is_no_requirement(framework: str) -> None:
     assert "requirements.txt" not in project_files("iris", ApiKind.REALTIME, framework, is_installed=True)
 
 
-@pytest.mark.parametrize("framework", ["python", "sklearn", "onnx"])
+@pytest.mark.parametrize("framework", ["python", pytest.param("sklearn", marks=pytest.mark.heavy), "onnx"])
 def test_the_code_answers_its_sample(tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if FRAMEWORKS[framework].module and not importlib.util.find_spec(FRAMEWORKS[framework].module):
         pytest.skip(f"{framework} is not installed")

@@ -219,7 +219,7 @@ def test_the_models_are_offered_to_the_inference_protocol(project: UserProject) 
     bound.close()
 
 
-@pytest.mark.heavy
+@pytest.mark.heavy  # skl2onnx takes seconds to import
 def test_a_classifier_gives_labels_and_probabilities(project: UserProject) -> None:
     skl2onnx = pytest.importorskip("skl2onnx")
     from sklearn.datasets import load_iris
@@ -245,6 +245,7 @@ def test_the_format_of_a_model_is_detected(project: UserProject, type_: str) -> 
     bound.close()
 
 
+@pytest.mark.heavy  # scikit-learn takes seconds to import
 def test_pickles_need_trust(project: UserProject) -> None:
     from sklearn.linear_model import LinearRegression
 
