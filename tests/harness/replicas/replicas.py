@@ -24,6 +24,7 @@ from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.connections import UnixConnection
+from harness.replicas.supervisor_forks import SupervisorProcess, start_supervisor
 from harness.wait import PATIENCE_S, SLACK, wait_until
 
 
@@ -60,7 +61,7 @@ class Replica:
     """A running supervisor."""
 
     spec: ReplicaSpec
-    process: subprocess.Popen[bytes]
+    process: SupervisorProcess
 
     def connection(self, index: int = 0) -> HTTPConnection:
         if not self.spec.listen_host:
@@ -192,8 +193,7 @@ def running_replica(
             **(DEFAULTS | fields),
         )
         (root / "spec.json").write_text(spec.to_json())
-        command = [spec.python, "-P", "-m", "cortex.supervisor.supervisor", str(root / "spec.json")]
-        process = subprocess.Popen(command, start_new_session=True, env={**os.environ, SHARED_FOLDER: folder})
+        process = start_supervisor(spec.python, str(root / "spec.json"), {**os.environ, SHARED_FOLDER: folder})
         identity = Identity.of(process.pid)
         try:
             replica = Replica(spec, process)
