@@ -24,7 +24,7 @@ from harness.wait import wait_until
 pytestmark = pytest.mark.processes
 
 #: Pages that need no session.
-OPEN_PAGES = {"GET /dashboard/sign-in", "GET /dashboard/static/{name}"}
+OPEN_PAGES = {"GET /dashboard/sign-in", "POST /dashboard/sign-in", "GET /dashboard/static/{name}"}
 #: They would end the operator, or the session that the next route needs.
 ENDS = {"POST /v1/shutdown", "POST /dashboard/sign-out"}
 
@@ -84,8 +84,9 @@ def create(operator: RunningOperator, path: str = "/v1/tokens", **options: Any) 
 def signed_in(operator: RunningOperator, connection: HTTPConnection, token: Credential) -> Credential:
     """Sign a browser in with a token."""
     path = operator.call("POST", "/v1/dashboard/codes", **token.headers)[1]["path"]
-    cookie = send(connection, f"GET {path}", {}).headers["set-cookie"].partition(";")[0]
-    headers = {"cookie": cookie, "origin": f"http://127.0.0.1:{operator.port}"}
+    origin = {"origin": f"http://127.0.0.1:{operator.port}"}
+    cookie = send(connection, f"POST {path}", origin).headers["set-cookie"].partition(";")[0]
+    headers = {"cookie": cookie, **origin}
     found = re.search(r'name="csrf" value="([^"]+)"', send(connection, "GET /dashboard/", headers).text)
     assert found
     return replace(token, headers=headers, form=f"csrf={found[1]}")
