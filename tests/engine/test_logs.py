@@ -261,6 +261,25 @@ def test_a_reader_neither_misses_nor_repeats_lines_during_rotation(tmp_path: Pat
     thread.join()
 
 
+def test_lines_are_in_order_though_files_are_rotated_twice_between_two_steps_of_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = LogWriter(tmp_path / "r.log", max_bytes=1, backups=10)  # a file for each line
+    for number in range(3):
+        writer.line(0, "o", str(number))
+    stat = Path.stat
+
+    def stat_and_rotate(path: Path, **options: bool) -> os.stat_result:
+        found = stat(path, **options)
+        monkeypatch.setattr(Path, "stat", stat)
+        for number in (3, 4):
+            writer.line(0, "o", str(number))
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat_and_rotate)
+    assert texts(tmp_path) == ["0", "1", "2", "3"]
+
+
 def test_pruning_keeps_the_newest_past_replicas_and_all_present_ones(tmp_path: Path) -> None:
     folder = tmp_path / "logs" / "api"
     folder.mkdir(parents=True)

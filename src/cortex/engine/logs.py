@@ -180,8 +180,9 @@ class _ReplicaLog:
 
     def inodes(self) -> list[int]:
         """Return the inodes of the files, oldest first."""
-        # Newest first: a file that rotation renames meanwhile is seen twice, never missed.
-        return list(dict.fromkeys(inode for inode, _ in self._files()))[::-1]
+        # Newest first: a file that rotation renames meanwhile is seen twice, never missed. Its last place counts: newer
+        # files may have taken the first one.
+        return list(dict.fromkeys(reversed([inode for inode, _ in self._files()])))
 
     def open(self, inode: int) -> BinaryIO | None:
         """Open the file, wherever rotation has moved it; return None if it is gone."""
