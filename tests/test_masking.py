@@ -16,6 +16,7 @@ from cortex.masking import (
     mask_known,
     mask_secrets,
     mask_spec,
+    secret_values,
     secrets_of_environment,
 )
 
@@ -186,6 +187,17 @@ def test_a_spec_shows_no_secret_in_other_places_either() -> None:
         "networking": {"auth": "api_key", "record": {"to": f"https://h/x?sig={MASK}"}},
         "schedule": {"cron": "* * * * *", "submission": {"query": MASK}},
     }
+
+
+def test_the_known_values_of_a_large_config_are_few() -> None:
+    values = secret_values({"handler": {"config": {"password": [f"hunter{number}" for number in range(5000)]}}})
+    assert len(values) <= 50
+
+
+def test_the_name_of_a_model_is_no_secret() -> None:
+    assert secret_values({}, {"MODEL_ID": "distilbert-base-uncased-v2", "ID": "0f3a9c8e7d6b5a4f0f3a9c8e"}) == (
+        "0f3a9c8e7d6b5a4f0f3a9c8e",
+    )
 
 
 def test_texts_of_exceptions_show_no_secret_of_the_environment() -> None:

@@ -35,7 +35,9 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MAX_DEPTH = 50
 #: Shorter values are not searched for elsewhere, and of variables whose names are no secrets only what looks random.
 _MIN_LENGTH = 6
-_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])[^\s/]{16,}")
+#: Each value is searched for in each text, and callers of jobs choose both.
+_MAX_VALUES = 50
+_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])[A-Za-z0-9]{16,}")
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 #: Credentials in a URL, `scheme://user:password@host`.
@@ -175,14 +177,18 @@ def secret_values(spec: Mapping[str, Any], variables: Mapping[str, str] | None =
 
 def secrets_of_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of environment variables with the names of secrets, and passwords in URLs."""
-    named = {key: text for key, text in environ.items() if key not in ("PWD", "OLDPWD")}  # of shells: folders
+    return _secrets_of_variables(tuple(environ.items()))
+
+
+@lru_cache(1)
+def _secrets_of_variables(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    named = {key: text for key, text in variables if key not in ("PWD", "OLDPWD")}  # of shells: folders
     return _longest_first(_secret_texts(named))
 
 
 def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(
-        sorted({value for value in values if len(value) >= _MIN_LENGTH and value != MASK}, key=len, reverse=True)
-    )
+    found = {value for value in values if len(value) >= _MIN_LENGTH and value != MASK}
+    return tuple(sorted(found, key=len, reverse=True)[:_MAX_VALUES])
 
 
 def _secret_variables(env: Mapping[str, Any]) -> Iterator[str]:

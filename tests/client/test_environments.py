@@ -75,6 +75,17 @@ def test_a_configured_environment_is_stored_privately(environments: Environments
     assert list(environments.file.parent.glob(".cli-*")) == []
 
 
+def test_a_change_without_an_endpoint_keeps_the_rest(environments: Environments) -> None:
+    environments.configure("staging", URL, "secret", gateway_host="gw.example")
+    environments.configure("staging", token="another")
+    environment = environments.get("staging")
+    assert (environment.gateway_host, environment.connect().url, environment.connect().token) == (
+        "gw.example", URL, "another",
+    )  # fmt: skip
+    with pytest.raises(NotFoundError, match="no environment 'other'"):
+        environments.configure("other", gateway_host="gw.example")
+
+
 def test_the_token_is_never_shown(environments: Environments) -> None:
     environment = environments.configure("staging", URL, "secret")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -12,46 +13,85 @@ from cortex.jobs.storage_limit import StorageLimit
 MAX = 1000
 
 
-def limit_of(remaining: list[int], now: Callable[[], float] = lambda: 0.0) -> tuple[StorageLimit, list[int]]:
-    """Return a limit whose measurements return `remaining`, and the list of what they had to make room for."""
-    measured: list[int] = []
+class Stored:
+    """Rows of an API that can be measured, and removed as far as they have ended."""
 
-    async def make_room(_: str, max_bytes: int) -> int:
-        measured.append(max_bytes)
-        return remaining.pop(0)
+    def __init__(self, remaining: list[int]) -> None:
+        self.remaining = remaining
+        self.measured: list[int] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
-    return StorageLimit(make_room, now), measured
+    async def make_room(self, _: str, max_bytes: int) -> int:
+        self.measured.append(max_bytes)
+        await self.may_end.wait()
+        return self.remaining.pop(0)
+
+
+def limit_of(remaining: list[int], now: Callable[[], float] = lambda: 0.0) -> tuple[StorageLimit, Stored]:
+    stored = Stored(remaining)
+    return StorageLimit(stored.make_room, now), stored
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 async def test_what_arrives_is_added_to_the_first_measurement() -> None:
-    limit, measured = limit_of([100])
+    limit, stored = limit_of([100])
     for _ in range(3):
-        await limit.admit("a", 300, MAX)
-    with pytest.raises(
-        BusyError, match="a has no room for 1 bytes more: its callers may store 1000 bytes that has not ended"
-    ):
-        await limit.admit("a", 1, MAX)
-    assert measured == [700]
+        limit.admit("a", 300, MAX)
+        await settle()
+    with pytest.raises(BusyError, match="a has no room for 1 bytes more: its callers may store 1000 bytes; try again"):
+        limit.admit("a", 1, MAX)
+    assert stored.measured == [700]
 
 
-async def test_it_is_measured_again_once_there_is_no_room_and_a_second_is_over() -> None:
+async def test_room_is_made_in_the_background_before_there_is_none() -> None:
     now = [0.0]
-    limit, measured = limit_of([900, 950, 200], lambda: now[0])
-    with pytest.raises(BusyError):
-        await limit.admit("a", 101, MAX)
-    now[0] = 0.9
-    with pytest.raises(BusyError):
-        await limit.admit("a", 101, MAX)
+    limit, stored = limit_of([850, 500, 700], lambda: now[0])
+    limit.admit("a", 40, MAX)  # measured meanwhile
+    await settle()
     now[0] = 1.0
+    stored.may_end.clear()
+    limit.admit("a", 60, MAX)
     with pytest.raises(BusyError):
-        await limit.admit("a", 101, MAX)
+        limit.admit("a", 51, MAX)
+    stored.may_end.set()
+    await settle()
+    limit.admit("a", 440, MAX)  # 500 and the 60 that arrived while room was made
+    with pytest.raises(BusyError):
+        limit.admit("a", 1, MAX)
     now[0] = -50.0  # the clock was set back
-    await limit.admit("a", 101, MAX)
-    assert measured == [899] * 3
+    with pytest.raises(BusyError):
+        limit.admit("a", 1, MAX)
+    await settle()
+    limit.admit("a", 300, MAX)
+    assert stored.measured == [900, 900, 900]
 
 
 async def test_what_is_larger_than_the_limit_never_has_room() -> None:
-    limit, measured = limit_of([])
+    limit, stored = limit_of([])
     with pytest.raises(TooLargeError, match="callers of a may store 1000 bytes; raise networking.max_stored_size"):
-        await limit.admit("a", MAX + 1, MAX)
-    assert measured == []
+        limit.admit("a", MAX + 1, MAX)
+    assert stored.measured == []
+
+
+async def test_what_was_admitted_and_not_stored_leaves_its_room() -> None:
+    limit, _ = limit_of([0])
+    limit.admit("a", MAX, MAX)
+    limit.give_back("a", MAX)
+    await settle()
+    limit.admit("a", MAX, MAX)
+
+
+async def test_a_measurement_that_fails_is_made_again() -> None:
+    limit, stored = limit_of([])
+    limit.admit("a", 1, MAX)
+    await settle()  # there is nothing to pop
+    stored.remaining = [MAX]
+    limit.admit("a", 1, MAX)
+    await settle()
+    with pytest.raises(BusyError):
+        limit.admit("a", 1, MAX)

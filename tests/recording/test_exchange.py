@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import Any
 
 import orjson
@@ -154,6 +155,13 @@ def test_known_secrets_and_credentials_in_other_headers_become_asterisks() -> No
         ["referer", "https://h/x?token=********"], ["x-forward", "Bearer ********"], ["x-note", "a ********"]
     ]  # fmt: skip
     assert line["query"] == "a=******"
+
+
+def test_a_known_secret_may_be_bytes_that_are_not_utf_8() -> None:
+    redaction = Redaction.parse((), [os.fsdecode(b"geheim\xe4\xff")])
+    exchange = raw(b"1", b"\x00 geheim\xe4\xff", media_type=b"application/octet-stream")
+    line = json.loads(ExchangeEncoder(redaction).encode(exchange))
+    assert base64.b64decode(line["response"]["base64"]) == b"\x00 ********"
 
 
 def test_redacted_values_headers_and_parameters_are_removed_from_request_and_answer() -> None:

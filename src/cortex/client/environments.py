@@ -94,15 +94,25 @@ class Environments:
         ]
 
     def configure(
-        self, name: str, operator_endpoint: str, token: str, ca: str | Path | None = None, gateway_host: str = ""
+        self,
+        name: str,
+        operator_endpoint: str | None = None,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        gateway_host: str = "",
     ) -> Environment:
-        """Store an environment, replacing one of the same name.
+        """Store an environment. Without an endpoint, the one of this name keeps what is not given.
 
         `ca`: a file of CA certificates to trust instead of those of the system. `gateway_host`: host of the APIs, if it
-        is not that of the operator. Raises: InputError.
+        is not that of the operator. Raises: InputError; NotFoundError if there is none to keep.
         """
         self._check_name(name)
-        entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token}
+        if operator_endpoint is None:
+            self.get(name)
+            entry = dict(self._load()["environments"][name])
+            entry |= {} if token is None else {"token": token}
+        else:
+            entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token or ""}
         if gateway_host:
             if _host_of(f"http://{gateway_host}") != gateway_host.lower():
                 raise InputError(f"{gateway_host!r} is not a host; write its name or address, without a port")

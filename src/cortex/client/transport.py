@@ -221,7 +221,7 @@ class Transport:
         return InputError(f"{self.url} is not a cortex operator: {what}; {self.hint}")
 
     def _error(self, answer: Answer) -> CortexError:
-        if _is_html(answer.headers.get("content-type", "")):
+        if answer.status < 500 and _is_html(answer.headers.get("content-type", "")):
             return self._not_an_operator(f"it answered with status {answer.status} and HTML")
         error = error_of(answer)
         if answer.status == 404 and str(error).startswith(_GATEWAY_NOT_FOUND):

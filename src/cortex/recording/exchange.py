@@ -104,8 +104,9 @@ class ExchangeEncoder:
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
-        forms = (form for text in redaction.values for form in (text.encode(), orjson.dumps(text)[1:-1]))
-        self._secrets = [(form, b"*" * len(form)) for form in dict.fromkeys(forms)]  #: sizes of bodies stay
+        forms = (form for text in redaction.values for form in (text, json.dumps(text, ensure_ascii=False)[1:-1]))
+        encoded = dict.fromkeys(form.encode(errors="surrogateescape") for form in forms)  # variables may be any bytes
+        self._secrets = [(form, b"*" * len(form)) for form in encoded]  #: sizes of bodies stay
         self._names: dict[bytes, bool] = {}  #: of headers: they are recorded
         self._headers: dict[tuple[bytes, bytes], bytes] = {}  #: as they are written
         self._json_prefixes: dict[bytes, bytes] = {}  #: of bodies, by media type; empty: not JSON, or redacted

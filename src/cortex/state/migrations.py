@@ -114,6 +114,10 @@ def _create_signatures(connection: Connection) -> None:
     signatures.create(connection)
 
 
+def _mark_new_fields(connection: Connection) -> None:
+    """Have older versions refuse the database clearly: specs may have fields that they can't read."""
+
+
 Migration = Callable[[Connection], None]
 
 #: Migration N is item N-1. Append only: a released migration never changes.
@@ -128,5 +132,6 @@ MIGRATIONS: tuple[Migration, ...] = (
     _create_tokens,
     _create_history,
     _create_signatures,
+    _mark_new_fields,
 )
 JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)

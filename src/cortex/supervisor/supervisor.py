@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.predictor.applications import WSGI
 from cortex.processes.jsonl import LineBuffer
 from cortex.processes.sockets import allow_descriptors
 from cortex.supervisor.housekeeping import Housekeeping
@@ -130,6 +131,9 @@ class Supervisor:
             from cortex.supervisor.fork_server_slot import ForkServerSlot  # noqa: PLC0415 - as above
 
             self._fork_server = ForkServerSlot(self._spec, self._workers, fork)
+        if self._spec.type == WSGI:
+            # Workers share it, and one that is forked after an upgrade has the version of its supervisor.
+            import cortex.predictor.wsgi  # noqa: F401, PLC0415 - other replicas start sooner
         self._workers += [self._create_worker(index) for index in range(len(self._spec.sockets))]
         gc.freeze()  # keeps these pages shared with the workers
         if self._spec.models is not None and self._spec.model_agent_socket is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -132,6 +133,19 @@ async def test_connections_without_a_permitted_request_in_progress_give_way_to_n
         for _ in range(2):
             ((reader, _),) = await send(port, GET % b"/permitted/now")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for _, writer in held:
+            writer.transport.abort()
+
+
+async def test_a_connection_that_is_reset_before_it_is_accepted_counts_as_any_other() -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
+        for _ in range(2 * server.MAX_CONNECTIONS):
+            with socket.create_connection(("127.0.0.1", port)) as reset:
+                reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        held = await send(port, b"GET /livez HT", server.MAX_CONNECTIONS + 2)
+        ((reader, _),) = await send(port, GET % b"/permitted/now")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        assert await held[0][0].read() == b""
         for _, writer in held:
             writer.transport.abort()
 

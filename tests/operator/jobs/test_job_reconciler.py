@@ -373,5 +373,9 @@ async def test_callers_of_the_endpoint_store_a_limited_size(home: Home, tmp_path
             await made.service.submit("sum", submission, body, is_trusted=True)
         await made.service.stop("sum", first.id)
         made.advance(2)
+        with pytest.raises(BusyError, match=refused):
+            await made.service.submit("sum", Submission(items, JobOptions(1)))
+        while await made.service.list("sum") and first.id in [v.record.id for v in await made.service.list("sum")]:
+            await asyncio.sleep(0.01)  # room is made in the background
         await made.service.submit("sum", Submission(items, JobOptions(1)))
         assert first.id not in [view.record.id for view in await made.service.list("sum")]

@@ -42,18 +42,19 @@ def endpoint_violations(api: Api) -> Iterator[Violation]:
 def describe_foreign_path(api: Api, deployed: Sequence[Api]) -> str:
     """Return how an endpoint reaches into the paths of another API; empty if it does not.
 
-    An API may keep an endpoint that others were deployed below, but none that is below another one.
+    An API may keep the endpoint that it has, which somebody without the limit has permitted.
     """
     endpoint = api.networking.endpoint
     others = [other for other in deployed if other.name != api.name]
-    is_kept = any(other.name == api.name and other.networking.endpoint == endpoint for other in deployed)
+    if any(other.name == api.name and other.networking.endpoint == endpoint for other in deployed):
+        return ""
     for other in others:
         path = other.networking.endpoint
         if _is_below(endpoint, path):
             return f"{endpoint} is below the endpoint of {other.name}"
-        if _is_below(path, endpoint) and not is_kept:
+        if _is_below(path, endpoint):
             return f"{endpoint} is above the endpoint of {other.name}"
-        if path == endpoint and not is_kept and not is_split(others, endpoint, (api, other)):
+        if path == endpoint and not is_split(others, endpoint, (api, other)):
             return f"{endpoint} is the endpoint of {other.name}"
     return ""
 

@@ -87,7 +87,7 @@ def spec_json(record: JobRecord) -> Json:
     return _for_kind(record, spec)
 
 
-def _masked_spec(record: JobRecord) -> tuple[Json, tuple[str, ...]]:
+def masked_spec(record: JobRecord) -> tuple[Json, tuple[str, ...]]:
     """Return the job spec without its secrets, and the values of these and of the secrets of its API."""
     values = secret_values({"handler": {"config": record.options.config}}, {})
     values += secret_values(json.loads(record.origin.spec))
@@ -97,7 +97,7 @@ def _masked_spec(record: JobRecord) -> tuple[Json, tuple[str, ...]]:
 
 def submitted_json(record: JobRecord) -> Json:
     """Return the response to a submission."""
-    spec, values = _masked_spec(record)
+    spec, values = masked_spec(record)
     return {**spec, "message": mask_known(record.message, values) or f"submitted job {record.id}"}
 
 
@@ -105,7 +105,7 @@ def status_json(view: JobView) -> Json:
     """Return a job's `job_status`: the fields of its spec, its status and its counts."""
     record = view.record
     counts = record.counts
-    spec, values = _masked_spec(record)
+    spec, values = masked_spec(record)
     status = {
         **spec,
         "status": record.status.code,

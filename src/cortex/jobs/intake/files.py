@@ -9,7 +9,7 @@ import asyncio
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -232,7 +232,7 @@ async def enqueue_files(
     max_batch_bytes: int,
     log: Callable[[str], None],
     folders: Sequence[str] = (),
-    admit: Callable[[int], Awaitable[None]] | None = None,
+    admit: Callable[[int], None] | None = None,
 ) -> None:
     """Store the batches of a job's files from the beginning, and make them available to workers.
 
@@ -257,7 +257,7 @@ async def _add(
     job_id: str,
     located: AsyncGenerator[tuple[str, list[NewBatch]], None],
     log: Callable[[str], None],
-    admit: Callable[[int], Awaitable[None]] | None,
+    admit: Callable[[int], None] | None,
 ) -> int:
     waiting: list[NewBatch] = []
     size_bytes = count = 0
@@ -267,7 +267,7 @@ async def _add(
         async with aclosing(located) as found:
             async for path, batches in found:
                 if admit is not None:
-                    await admit(sum(len(batch.payload) for batch in batches))
+                    admit(sum(len(batch.payload) for batch in batches))
                 for batch in batches:
                     waiting.append(batch)
                     size_bytes += len(batch.payload)

@@ -34,7 +34,7 @@ from cortex.errors import (
 from cortex.lifecycle import ApiKind
 from cortex.operator.access.tokens import Principal
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose, diagnose_project
-from cortex.operator.deploy.history import describe_changes
+from cortex.operator.deploy.history import describe_changes, spec_changes
 from cortex.operator.deploy.model_pins import pin_models, pins_of, with_pins
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.projects.project import ProjectFiles, content_hash
@@ -359,7 +359,7 @@ class Deployer:
         change = _change(api, project_hash, record.nonce)
         is_updating = self._is_updating(record)
         # An older version stored the id of a spec without the keys that are new since.
-        if change.spec_id == _spec_id(record.target):
+        if change.spec_id == _spec_id(record.target) or _has_equal_values(change.target, record.target):
             if self._is_failing(record):  # the cause may be gone: retry now instead of after the backoff
                 retry = replace(_change(api, project_hash, secrets.token_hex(8)), is_restart=True)
                 return DeployResult(api.name, f"updating {label}"), retry
@@ -457,6 +457,12 @@ def revision_of(api: Api, project_hash: str, nonce: str) -> str:
 def _change(api: Api, project_hash: str, nonce: str) -> ApiChange:
     revision = Revision(revision_of(api, project_hash, nonce), api, project_hash)
     return ApiChange(revision, nonce, _spec_id(revision))
+
+
+def _has_equal_values(one: Revision, other: Revision) -> bool:
+    """Return True if two specs differ at most in defaults that an older version did not have, and in notation."""
+    values = (each.spec.model_dump(mode="json", exclude={"as_written"}) for each in (one, other))
+    return one.hash == other.hash and next(values) == next(values) and not any(spec_changes(one.spec, other.spec))
 
 
 def _spec_id(revision: Revision) -> str:

@@ -55,6 +55,7 @@ _NOTATIONS: Mapping[str, Callable[[float], str]] = {
     **{key: _duration for field, key in HANDLER.written.items() if field.endswith("_s")},
     "compute.cpu": lambda cores: f"{cores:g}",
     **dict.fromkeys(("compute.mem", "compute.mem_limit", "compute.shm"), _amount),
+    **dict.fromkeys(("networking.max_body_size", "networking.max_stored_size"), _amount),
 }
 #: By the key of the field.
 _DEFAULTS = {HANDLER.written[field]: default for field, default in _defaults(Api) if field in HANDLER.written}

@@ -92,8 +92,8 @@ class _Protocol(_BaseProtocol):
     It stays open until the response if its client half-closes it.
     """
 
-    peer: Peer
-    idle_since: float  #: time at which it was accepted, or at which its last response was complete
+    peer: Peer = ""
+    idle_since = 0.0  #: time at which it was accepted, or at which its last response was complete
     _served: RequestResponseCycle | None = None
     _head_bytes = 0  #: received since the last request was complete; 0 while a body arrives
     _is_in_head = True
@@ -196,7 +196,8 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     """Return the user of a client on this machine, which has many addresses; else the address."""
     sock = transport.get_extra_info("socket")
     uid = _sockets.find_user(sock)
-    return sock.getpeername()[0] if uid is None else uid
+    address = transport.get_extra_info("peername")  # None if the client has reset the connection
+    return uid if uid is not None else address[0] if address else ""
 
 
 def create_server(

@@ -88,7 +88,7 @@ class AsyncApis:
     async def add(self, api: str, workload: Workload) -> None:
         """Store a workload durably. Raises: NotFoundError, BusyError if its API has stored too much."""
         max_bytes = self._require(api).spec.networking.max_stored_size
-        await self._workloads.limit.admit(api, len(workload.body) + ENTRY_BYTES, max_bytes)
+        self._workloads.limit.admit(api, len(workload.body) + ENTRY_BYTES, max_bytes)
         await self._workloads.add(api, workload)
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:

@@ -106,7 +106,7 @@ class JobService:
         record = self._require_api(api)
         if not is_trusted:
             check_places(submission, record.spec)
-            await self._admit(record, (), MIN_JOB_BYTES + len(json.dumps(submission.options.config)))
+            self._admit(record, (), MIN_JOB_BYTES + len(json.dumps(submission.options.config)))
         if submission.options.output is not None:
             await check_output(submission.options.output, self._environ, record.spec.networking.local_paths or ())
         source, options = submission.source, submission.options
@@ -121,7 +121,7 @@ class JobService:
                 batches, extra_writes = _batches(source, record.spec.networking.max_batch_size), _nothing
                 if batches is not None and not is_trusted:
                     found = await asyncio.to_thread(list, batches)
-                    await self._admit(record, found)
+                    self._admit(record, found)
                     batches = iter(found)
                 if run is not None:
                     stored, extra_writes = {**stored, SCHEDULED_FOR: run.at}, run.extra_writes
@@ -230,10 +230,16 @@ class JobService:
             for api, found in (await self._store.read(summarize)).items()
         }
 
-    async def _admit(self, record: ApiRecord, batches: Sequence[NewBatch], more_bytes: int = 0) -> None:
-        """Count what an untrusted caller stores. Raises: BusyError."""
+    def _admit(self, record: ApiRecord, batches: Sequence[NewBatch], more_bytes: int = 0, admitted: int = 0) -> int:
+        """Count what an untrusted caller stores; return its bytes with those `admitted` before for the same job.
+
+        Raises: BusyError, TooLargeError.
+        """
         size_bytes = sum(len(batch.payload) for batch in batches) + more_bytes
-        await self._store.limit.admit(record.name, size_bytes, record.spec.networking.max_stored_size)
+        max_bytes = record.spec.networking.max_stored_size
+        self._store.limit.check_size(record.name, admitted + size_bytes, max_bytes)
+        self._store.limit.admit(record.name, size_bytes, max_bytes)
+        return admitted + size_bytes
 
     async def _upload(
         self,
@@ -245,16 +251,18 @@ class JobService:
     ) -> JobRecord:
         """Store a job whose items are uploaded as lines, atomically."""
         job = await self._store.create(_origin(record), options, stored, None)
+        admitted = 0
         with self._reconciler.uploading(job):
             try:
                 async for batches in split_lines(items, source.batch_size, record.spec.networking.max_batch_size):
                     if FROM_ENDPOINT in stored:
-                        await self._admit(record, batches)
+                        admitted = self._admit(record, batches, admitted=admitted)
                     await self._store.add_batches(job.id, batches)
                 finished = await self._store.finish_enqueuing(job.id)
                 if finished.status is JobStatus.ENQUEUE_FAILED:
                     raise InputError(finished.message)
             except BaseException:
+                self._store.limit.give_back(record.name, admitted)
                 await asyncio.shield(self._store.delete_job(job.id))
                 raise
         return finished

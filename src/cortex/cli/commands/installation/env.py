@@ -60,14 +60,16 @@ def _list(arguments: argparse.Namespace, environments: Environments, session: Se
 
 
 def _configure(arguments: argparse.Namespace, environments: Environments, session: Session) -> None:
-    endpoint = arguments.operator_endpoint or _ask("operator endpoint: ", "--operator-endpoint", session)
-    if arguments.token == "-":
+    endpoint, token = arguments.operator_endpoint, arguments.token
+    is_known = arguments.name in [each.name for each in environments.known()]
+    keeps = is_known and endpoint is None and bool(arguments.ca or arguments.gateway_host or token)
+    if endpoint is None and not keeps:
+        endpoint = _ask("operator endpoint: ", "--operator-endpoint", session)
+    if token == "-":
         token = sys.stdin.readline().strip()
-    elif arguments.token is None:
+    elif token is None and not keeps:
         _require_terminal("--token")
         token = getpass.getpass("token: ").strip()
-    else:
-        token = arguments.token
     environment = environments.configure(arguments.name, endpoint, token, arguments.ca, arguments.gateway_host)
     session.console.line(f"the environment {environment.name} is {environment.operator_endpoint}")
 

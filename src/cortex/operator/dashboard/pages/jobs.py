@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from cortex.errors import InputError
-from cortex.jobs.http.view import JobView, job_json, spec_json, status_json
+from cortex.jobs.http.view import JobView, job_json, masked_spec, status_json
 from cortex.jobs.records import JobFilter
 from cortex.jobs.spec import DeadLetter
 from cortex.lifecycle import JobStatus
@@ -209,7 +209,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_submission(request: Request, api: str, job: str) -> Response:
         """Show what was submitted, without the items, and the configuration of the API at that time."""
         row = await job_row(services, api, job)
-        submission = mask_secrets(spec_json(row.view.record))
+        submission = masked_spec(row.view.record)[0]
         return pages.page(
             request,
             "jobs/submission.html",
