@@ -1,17 +1,15 @@
-"""WSGI applications: the body of a request as they read it, their responses, and their threads."""
+"""The body of a request, as a WSGI application reads it."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cortex.predictor.applications import ON_THREAD, as_asgi
+from cortex.predictor.applications import as_asgi
 from harness.wait import PATIENCE_S
 
 LINES = b"one\ntwo\n\nrest"
@@ -108,14 +106,6 @@ def _read(
     return result
 
 
-SCOPE = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
-SCOPE |= {"http_version": "1.1", "scheme": "http"}
-
-
-async def _no_body() -> dict[str, Any]:
-    return {"type": "http.request", "body": b"", "more_body": False}
-
-
 def test_a_response_is_closed_once_its_last_part_is_sent() -> None:
     events: list[Any] = []
 
@@ -127,93 +117,12 @@ def test_a_response_is_closed_once_its_last_part_is_sent() -> None:
         start_response("200 OK", [])
         return Parts([b"one", b"two"])
 
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] != ON_THREAD:
-            events.append(message.get("body", b"head"))
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
 
-    asyncio.run(as_asgi(application, "wsgi", 1)(dict(SCOPE), _no_body, send))
+    async def send(message: dict[str, Any]) -> None:
+        events.append(message.get("body", b"head"))
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
+    asyncio.run(as_asgi(application, "wsgi", 1)({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
     assert events == [b"head", b"one", b"two", b"", "closed"]
-
-
-VARIABLE: ContextVar[str] = ContextVar("variable", default="")
-
-
-def test_a_client_that_reads_nothing_leaves_the_thread_to_others_and_its_response_goes_on_later() -> None:
-    async def run() -> None:
-        def application(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-            token = VARIABLE.set("set")
-            start_response("200 OK", [])
-            for part in (b"one", b"two", b"three"):
-                yield part + str(threading.get_ident()).encode()
-            VARIABLE.reset(token)
-
-        is_read = asyncio.Event()
-        slow: list[dict[str, Any]] = []
-        quick: list[dict[str, Any]] = []
-
-        async def send_slowly(message: dict[str, Any]) -> None:
-            if message["type"] != ON_THREAD:
-                slow.append(message)
-                await is_read.wait()
-
-        async def send(message: dict[str, Any]) -> None:
-            quick.append(message)
-
-        app = as_asgi(application, "wsgi", 1)
-        waiting = asyncio.create_task(app(dict(SCOPE), _no_body, send_slowly))
-        while not slow:
-            await asyncio.sleep(0)
-        await app(dict(SCOPE), _no_body, send)
-        assert [message["type"] for message in slow] == ["http.response.start"]
-        is_read.set()
-        await waiting
-        bodies = [[part["body"] for part in sent if part["type"] == "http.response.body"] for sent in (slow, quick)]
-        assert bodies[0] == bodies[1]  # from the same thread, in the same context
-
-    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
-
-
-def test_the_response_of_a_client_that_is_cut_off_is_closed() -> None:
-    closed = threading.Event()
-    sent: list[str] = []
-
-    def application(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-        start_response("200 OK", [])
-        try:
-            while True:
-                yield b"part"
-        finally:
-            closed.set()
-
-    async def send(message: dict[str, Any]) -> None:
-        await asyncio.sleep(0)
-        if message["type"] == ON_THREAD and len(sent) > 1:
-            raise ConnectionResetError
-        sent.append(message["type"])
-
-    with pytest.raises(ConnectionResetError):
-        asyncio.run(as_asgi(application, "wsgi", 1)(dict(SCOPE), _no_body, send))
-    assert closed.is_set()
-
-
-@pytest.mark.parametrize("writes", [True, False])
-def test_an_error_replaces_a_head_that_is_not_sent_and_ends_a_response_that_is(writes: bool) -> None:
-    sent: list[Any] = []
-
-    def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        write = start_response("200 OK", [])
-        if writes:
-            write(b"part")
-        try:
-            raise KeyError
-        except KeyError:
-            start_response("500 Error", [], sys.exc_info())
-        return [b"failed"]
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] != ON_THREAD:
-            sent.append(message.get("status", message.get("body")))
-
-    with pytest.raises(KeyError):
-        asyncio.run(as_asgi(application, "wsgi", 1)(dict(SCOPE), _no_body, send))
-    assert sent == ([200, b"part"] if writes else [500, b"failed", b""])

@@ -163,7 +163,11 @@ _SLOW_CLIENTS = [
     _slow("a file", _class("async def", 'return FileResponse("big.bin") if payload["n"] else "0"')),
 ]
 _MORE_SLOW_CLIENTS = [
-    _slow("a WSGI application", _WSGI, _APPLICATION.replace("asgi", "wsgi")),
+    _slow(
+        "a WSGI application",
+        _WSGI,
+        _APPLICATION.replace("asgi", "wsgi").replace("app: app", "app: app, threads_per_process: 2"),
+    ),
     _slow("a gRPC stream", _SERVICE.replace("KIND", "def"), _GRPC, "/t.T/Count"),
     _slow("an async generator", _class("async def", 'for chunk in endless() if payload["n"] else "0": yield chunk')),
     _slow("a stream of starlette", _class("def", 'return StreamingResponse(endless() if payload["n"] else "0")')),

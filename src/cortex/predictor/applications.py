@@ -21,8 +21,6 @@ ASGI, WSGI = "asgi", "wsgi"
 APPLICATION_TYPES = frozenset({ASGI, WSGI})
 #: The attribute of the user's class that has the application.
 ATTRIBUTE = "app"
-#: Type of the message that a call of a WSGI application is about to run, or runs again, after a wait for a thread.
-ON_THREAD = "cortex.thread"
 
 AsgiApp = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Any]
 

@@ -524,25 +524,3 @@ def _create(folder: str, name: str) -> None:
 
 def _exists(folder: str, name: str) -> bool:
     return (Path(folder) / name).exists()
-
-
-def test_a_request_that_waits_too_long_for_a_thread_of_wsgi_costs_only_itself() -> None:
-    source = """
-        import time
-
-        def app(environ, start_response):
-            start_response("200 OK", [])
-            for _ in range(25 if environ["PATH_INFO"] == "/long" else 1):
-                yield b"x"
-                time.sleep(0.1)
-    """
-    with running_replica(source, type="wsgi", app="app", timeout_s=1) as replica, socket.socket(socket.AF_UNIX) as long:
-        process = replica.wait_ready().processes[0].pid
-        long.settimeout(PATIENCE_S)
-        long.connect(replica.spec.sockets[0])
-        long.sendall(b"GET /app/long HTTP/1.0\r\nhost: x\r\nx-cortex-endpoint: /app\r\n\r\n")
-        assert long.recv(4) == b"HTTP"
-        late = ask(replica, "/")
-        assert (late.status, late.json["error"]) == (504, "timed out after 1 s")
-        assert b"".join(iter(lambda: long.recv(65536), b"")).endswith(b"\r\n\r\n" + b"x" * 25)
-        assert (ask(replica, "/").body, replica.pid) == (b"x", process)

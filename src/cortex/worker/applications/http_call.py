@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cortex.predictor.applications import ON_THREAD
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope, route_template
 from cortex.worker.http.connection import BODILESS, Header
@@ -48,13 +47,13 @@ class HttpCall:
 
         `on_progress` is called when a part of the request or of the response has moved, and `on_abandoned` when the
         client disconnects from a response that has begun while the application does not wait for `http.disconnect`.
-        `on_wait` is called before and after the application waits for the client.
+        `on_wait` is called before and after the application waits for the client. The head of a WSGI application goes
+        with the first part of its body (PEP 3333).
         """
         self.scope = scope
         self.status = 0  #: of the response; 0 until it has begun
         self.is_over = False  #: the response is complete, or the client has disconnected
         self.was_closed = False  #: the connection was closed, or cut off, before the response was complete
-        self.waits_for_thread = False  #: a WSGI application that has waited for the client: until it runs again
         self.over_ns = 0  #: when `is_over` became true, monotonic
         self._connection = connection
         self._on_progress = on_progress
@@ -120,12 +119,6 @@ class HttpCall:
         """
         end_if_forked(self._pid)
         kind = message["type"]
-        if kind == ON_THREAD:
-            self.waits_for_thread = False
-            self._on_wait(False)
-            if self.was_closed:
-                raise ClientDisconnectedError("the client has disconnected")
-            return
         if self._head is None:
             if kind != "http.response.start":
                 raise RuntimeError(f"expected the message 'http.response.start', but got {kind!r}")
@@ -143,9 +136,7 @@ class HttpCall:
             try:
                 await self._connection.flushed()
             finally:
-                self.waits_for_thread = self._is_wsgi
-                if not self._is_wsgi:
-                    self._on_wait(False)
+                self._on_wait(False)
 
     def _start(self, status: int, headers: tuple[Header, ...]) -> None:
         """Send the head at the next turn of the event loop.
@@ -163,7 +154,7 @@ class HttpCall:
             self._length = declared_length(headers)
         self._head = status, kept
         has_body = not (self._is_head or status in BODILESS or self._length == 0)
-        if has_body:
+        if has_body and not self._is_wsgi:
             asyncio.get_running_loop().call_soon(self._send_head)
 
     def _send_head(self) -> None:

@@ -216,10 +216,7 @@ class _RunningCall:
         """Call the application in a task of its own."""
         self.call = call
         self._root_path = call.scope["root_path"]
-        if self._server.is_wsgi:
-            self._connection.queue(self.deadline_ns)
-        else:
-            self._connection.begin(self.deadline_ns + self._server.grace_ns)
+        self._connection.begin(self.deadline_ns + self._server.grace_ns)
         self.task = self._server.loop.create_task(self._run(app))
         if self._server.is_wsgi:
             self.deadline_ns = _NEVER_NS
@@ -239,21 +236,20 @@ class _RunningCall:
     def wait(self, waits: bool) -> None:
         """Note whether the application waits for the client: then the supervisor ends nothing.
 
-        Once its response has begun, others use its call slot meanwhile, and the thread of a WSGI application.
+        Others use the call slot meanwhile, but for WSGI, which occupies a thread.
         """
-        if self._connection.is_queued:  # of WSGI: it has a thread now
-            self._connection.begin(self._arrived_ns + self._server.timeout_ns)
-        elif self._server.is_wsgi:
+        if self._server.is_wsgi:
             self._waits = waits
             self.deadline_ns = _NEVER_NS
             if waits:
                 self.extend()
             elif self.call.was_closed or not self.call.is_over:
                 self._connection.extend(time.monotonic_ns() + self._server.timeout_ns)
-        elif not waits:
-            self.extend()
-        if self.call.status:
-            self._connection.wait_for_client(waits)
+        else:
+            if not waits:
+                self.extend()
+            if self.call.status:
+                self._connection.wait_for_client(waits)
 
     def tick(self, call: WebSocketCall, now: float) -> None:
         """Do what is due for a WebSocket."""
@@ -311,8 +307,7 @@ class _RunningCall:
             log_late_cleanup(self._id, self._server.timeout_s)
             self.cancel()
         elif isinstance(self.call, HttpCall):
-            if not self.call.waits_for_thread:
-                self._time_out(self.call)
+            self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
             self.call.close(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
             self.deadline_ns = now_ns + self._server.timeout_ns

@@ -399,11 +399,6 @@ class Connection:
         return self._state is _IDLE
 
     @property
-    def is_queued(self) -> bool:
-        """Return whether the request waits for a slot, a thread or a batch."""
-        return self.open and self._state is ConnectionState.QUEUED
-
-    @property
     def is_abandoned(self) -> bool:
         """Return whether the connection was closed and the current call is to end."""
         return not self.open and self._pool.cancels_calls

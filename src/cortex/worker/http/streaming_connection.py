@@ -106,7 +106,7 @@ class StreamingConnection(Connection):
     def _awaits_body(self) -> bool:
         """Return whether a request has yet to arrive as a whole, and nothing of its response has been sent."""
         is_body = self._headers_read and not (self.is_complete or self.is_upgrade)
-        return is_body and self._state in (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.RUNNING)
+        return is_body and self._state in (ConnectionState.READING, ConnectionState.RUNNING)
 
     def _read_unparsed(self, length: int) -> None:
         """Pass the rest of a body of this length on in parts."""
