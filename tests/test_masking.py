@@ -194,6 +194,23 @@ def test_the_known_values_of_a_large_config_are_few() -> None:
     assert len(values) <= 50
 
 
+@pytest.mark.parametrize("key", ["eos_token", "padToken", "COMPASS", "bypass", "max_tokens"])
+def test_ordinary_keys_are_no_secrets(key: str) -> None:
+    assert mask_secrets({key: 7 if key == "max_tokens" else "</s>"}) == {key: 7 if key == "max_tokens" else "</s>"}
+
+
+def test_texts_under_plural_tokens_are_masked() -> None:
+    assert mask_secrets({"api_tokens": ["zz1", "zz2"], "pw": "x1"}) == {"api_tokens": MASK, "pw": MASK}
+
+
+def test_words_and_paths_stay_readable_in_tracebacks() -> None:
+    values = secrets_of_environment(
+        {"GOOGLE_APPLICATION_CREDENTIALS": "/etc/gcp/key.json", "DB_PASSWORD": "handle", "TOKEN": "s3cret"}
+    )
+    text = 'File "main.py", line 4, in handle_post: could not open /etc/gcp/key.json, s3cret_post, s3cret'
+    assert mask_known(text, values) == text.removesuffix("s3cret") + MASK
+
+
 def test_the_name_of_a_model_is_no_secret() -> None:
     assert secret_values({}, {"MODEL_ID": "distilbert-base-uncased-v2", "ID": "0f3a9c8e7d6b5a4f0f3a9c8e"}) == (
         "0f3a9c8e7d6b5a4f0f3a9c8e",

@@ -20,7 +20,7 @@ _WITH_TEXTS = frozenset({*_CODE_SECTIONS, "networking", "schedule"})
 #: Begin of the name of a field that the user has named.
 _OWN_FIELD = re.compile(rf"(?:{'|'.join(_CODE_SECTIONS)})\.(env|config)\.|schedule\.submission\.")
 _SECRET = re.compile(
-    r"(?i)(pass(word|wd|phrase)?s?|secrets?|token|credentials?|private|authorization|cookies?|dsn)$"
+    r"(?i)(pass(word|wd|phrase)s?|(?<![a-z])pass|secrets?|token|credentials?|private|authorization|cookies?|dsn)$"
     r"|(api|access|account|auth|encryption|private|signing|ssh|license|master|shared|storage|subscription)"
     r"[-_. ]?keys?(_?id)?$"
     r"|^auth$|(^|[-_. ])(bearer|jwt|pwd)$"
@@ -30,11 +30,16 @@ _CREDENTIAL = re.compile(
     r"(?i)auth|cookie|token|secret|passw|credential|signature|api[-_]?key|sess(ion|id)|^(key|code)$"
     r"|(^|[^a-z0-9])(sig|pwd|jwt|sid|csrf|xsrf|otp)($|[^a-z0-9])"
 )
+#: Further names of secrets, if their values are texts: a number of `max_tokens` is none.
+_SECRET_TEXTS = re.compile(r"(?i)(^|[-_. ])(tokens|pw|passcode)$")
+#: Tokens of language models.
+_NO_SECRET = re.compile(r"(?i)(bos|eos|pad|unk|sep|cls|mask|stop|start|end)[-_. ]token$")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: Deeper values are masked as a whole.
 _MAX_DEPTH = 50
 #: Shorter values are not searched for elsewhere, and of variables whose names are no secrets only what looks random.
 _MIN_LENGTH = 6
+_MIN_LETTERS = 12
 #: Each value is searched for in each text, and callers of jobs choose both.
 _MAX_VALUES = 50
 _RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9])[A-Za-z0-9]{16,}")
@@ -60,7 +65,8 @@ _MAY_HAVE_FORM = re.compile(r"[=\s:]")
 @lru_cache(1000)
 def is_secret(key: str) -> bool:
     """Return True if the last word of a key is that of a secret, such as `token`."""
-    return _SECRET.search(_WORD_START.sub("_", key)) is not None
+    words = _WORD_START.sub("_", key)
+    return _SECRET.search(words) is not None and not _NO_SECRET.search(words)
 
 
 @lru_cache(1000)
@@ -82,7 +88,8 @@ def is_secret_field(field: str) -> bool:
 def mask_known(text: str, values: Sequence[str] = ()) -> str:
     """Return a text without known values, passwords in URLs and keys of well-known services."""
     for value in values:
-        text = text.replace(value, MASK)
+        if value in text:
+            text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", MASK, text)
     if "://" in text:
         text = _URL_PASSWORD.sub(rf"\1:{MASK}", text)
     return _KEY.sub(MASK, text) if len(text) >= _MIN_KEY_LENGTH else text
@@ -122,7 +129,7 @@ def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> An
         name = value.get("name", value.get("key")) if "value" in value else None
         return {
             key: MASK
-            if by_key and _has_content(inner) and is_secret(str(name if name and key == "value" else key))
+            if by_key and _has_content(inner) and _is_secret_item(str(name if name and key == "value" else key), inner)
             else _mask(inner, values, by_key, depth + 1)
             for key, inner in value.items()
         }
@@ -133,6 +140,11 @@ def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> An
             for option, inner in zip(before, value, strict=False)
         ]
     return value
+
+
+def _is_secret_item(key: str, value: Any) -> bool:
+    is_number = isinstance(value, int | float)
+    return is_secret(key) or (not is_number and _SECRET_TEXTS.search(_WORD_START.sub("_", key)) is not None)
 
 
 def _is_secret_option(value: Any) -> bool:
@@ -187,8 +199,13 @@ def _secrets_of_variables(variables: tuple[tuple[str, str], ...]) -> tuple[str, 
 
 
 def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
-    found = {value for value in values if len(value) >= _MIN_LENGTH and value != MASK}
+    found = {value for value in values if len(value) >= _MIN_LENGTH and value != MASK and not _is_common(value)}
     return tuple(sorted(found, key=len, reverse=True)[:_MAX_VALUES])
+
+
+def _is_common(value: str) -> bool:
+    """Return True for what may be an ordinary word or a path, such as that of a file with credentials."""
+    return value.startswith("/") or (value.isalpha() and value.islower() and len(value) < _MIN_LETTERS)
 
 
 def _secret_variables(env: Mapping[str, Any]) -> Iterator[str]:

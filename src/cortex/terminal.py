@@ -7,10 +7,11 @@ import sys
 from typing import TextIO
 
 _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
-#: What stays: line ends, tabs, wide blanks, and the colours and weights of logs that are readable on any background.
+#: What stays: line ends, tabs, wide blanks, joiners of letters and emoji, and the colours and weights of logs that are
+#: readable on any background.
 _CODE = "(?:0?[0-4]|2[2-4]|3[1-69]|9[1-6])"
 _SGR = rf"\x1b\[(?:{_CODE}(?:;{_CODE})*)?m"
-_HARMLESS = re.compile(rf"({_SGR}|[\n\t\u00a0\u2000-\u200a\u202f\u205f\u3000]+)")
+_HARMLESS = re.compile(rf"({_SGR}|[\n\t\u00a0\u2000-\u200d\u202f\u205f\u3000]+)")
 _RESET = "\x1b[0m"
 
 

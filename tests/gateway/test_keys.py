@@ -221,6 +221,7 @@ OWN = "ck_0123456789_" + "aB-_9" * 8 + "xyz"
         ({"authorization": f"Bearer x{OWN}"}, {"authorization": f"Bearer x{OWN}"}),
         ({"authorization": f"Bearer {OWN}x"}, {"authorization": f"Bearer {OWN}x"}),
         ({"authorization": "Basic YTpi", "x-api-key": OWN}, {"authorization": "Basic YTpi"}),
+        ({"cookie": f"a=Bearer%20{OWN}"}, {"cookie": "a=Bearer%20"}),
     ],
 )
 async def test_an_api_without_keys_receives_no_key_but_its_own_headers(
@@ -242,6 +243,14 @@ async def test_an_api_without_keys_receives_no_key_but_its_own_headers(
         await eventually(is_copied)
         seen = w.upstreams["s"].seen[-1]["headers"]
         assert {name: seen[name] for name in {*headers, "own"} & seen.keys()} == {**forwarded, "own": "1"}
+
+
+async def test_a_request_with_many_keys_is_refused(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(RoutingTable((backend("a", await w.server("a")),)))
+        answer = await ask(w.port, "/a", **{f"h{number}": OWN for number in range(17)})
+        assert (answer.status, answer.json()["error"]) == (431, "the request has too many headers with an API key")
+        assert w.upstreams["a"].served == 0
 
 
 @pytest.mark.parametrize("needs_key", [True, False])

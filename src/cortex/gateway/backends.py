@@ -102,7 +102,7 @@ _KEYED_CANARY = "keyed-canary"
 _COPIED = "{ var(txn.copy) -m beg api: } ! { var(txn.split) -m found }"
 _SPLITS_PER_LINE = 50
 #: Callers may send a key to an API that requires none, or in another place. User code would receive it, and log it.
-_HIDE_KEYS = "  http-request lua.cortex_hide_keys if { req.hdrs -m sub ck_ } or { query -m sub ck_ }\n"
+_MAY_HAVE_KEYS = ("{ req.hdrs -m sub ck_ }", "{ query -m sub ck_ }")
 #: Requests that the gateway sends to itself were checked when they came from the client. Their frontend sets this
 #: variable, and asking for it is cheaper than for the name of the frontend.
 _FROM_CLIENT = "! { var(txn.backend) -m found }"
@@ -142,7 +142,7 @@ def section(
     backend: ApiBackend, table: RoutingTable, sockets: GatewaySockets, body_timeout_s: float, keyed: Collection[str]
 ) -> str:
     """Return the section of an API without its servers. `keyed` is the result of `keyed_splits`."""
-    rules = (_key_rules(backend, table, keyed), _HIDE_KEYS, _head_rules(backend))
+    rules = (_key_rules(backend, table, keyed), _head_rules(backend), _hide_keys(backend))
     first = "".join(rules) + _tcp_rules(backend, table.gateway_secret)
     if backend.protocol is Protocol.JOBS:
         return _jobs_section(backend, sockets, first)
@@ -306,6 +306,14 @@ def _check_key(target: str, conditions: Sequence[str]) -> str:
 def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> ErrorContent:
     """Return an error in the form of the API's protocol."""
     return RULES[backend.protocol].error(status, message, kind)
+
+
+def _hide_keys(backend: ApiBackend) -> str:
+    """Return the rules that remove keys from requests that are not refused, after the limits of the head."""
+    not_refused = "! { var(txn.refusal) -m found }"
+    rules = "".join(f"  http-request lua.cortex_hide_keys if {not_refused} {each}\n" for each in _MAY_HAVE_KEYS)
+    many = _error(backend, 431, "the request has too many headers with an API key", "too_large")
+    return rules + refuse(431, many, "{ var(txn.keys) -m int gt 16 }")
 
 
 def _head_rules(backend: ApiBackend) -> str:

@@ -185,7 +185,7 @@ class GatewaySettings:
     threads: int = 1
     max_connections: int = 10_000
     header_timeout_s: float = 10.0  #: from the first byte of a request to the end of its headers
-    body_timeout_s: float = 60.0  #: until a body is complete, or fills the buffer
+    body_timeout_s: float = 300.0  #: until a body is complete, or fills the buffer
     client_timeout_s: float = 60.0  #: without progress in sending a body or reading a response
     keep_alive_s: float = 300.0  #: until an idle connection is closed
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP

@@ -27,26 +27,46 @@ core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
   end
 end, 1)
 
--- An API key as a word of its own; see `operator/access/keys.py`.
-local KEY = "%f[%w_-]ck_" .. string.rep("%x", 10) .. "_" .. string.rep("[%w_-]", 43) .. "%f[^%w_-]"
+-- An API key, see `operator/access/keys.py`: as a word of its own, or behind an escape such as `%20`.
+local KEY = "ck_" .. string.rep("%x", 10) .. "_" .. string.rep("[%w_-]", 43) .. "%f[^%w_-]"
+local WORD = "%f[%w_-]" .. KEY
+local ESCAPED = "(%%%x%x)" .. KEY
+-- Each change of a header reads all headers.
+local MAX_KEYS = 16
 
--- Removes API keys from a request: from its query, and from headers, which are deleted if a key is their whole value.
+-- Returns a text without keys, and their number.
+local function without_keys(text)
+  local words, escaped
+  text, words = string.gsub(text, WORD, "")
+  text, escaped = string.gsub(text, ESCAPED, "%1")
+  return text, words + escaped
+end
+
+-- Counts in txn.keys the headers with an API key. Up to MAX_KEYS, removes all keys from the request: from its query, and from headers, which are deleted
+-- if a key is their whole value.
 core.register_action("cortex_hide_keys", { "http-req" }, function(txn)
-  local query, found = string.gsub(txn.f:query() or "", KEY, "")
+  local count, names = 0, {}
+  for name, values in pairs(txn.http:req_get_headers()) do
+    for index = 0, #values do
+      if string.find(values[index], WORD) or string.find(values[index], ESCAPED) then
+        count, names[name] = count + 1, values
+      end
+    end
+  end
+  txn:set_var("txn.keys", count)
+  if count > MAX_KEYS then
+    return
+  end
+  local query, found = without_keys(txn.f:query() or "")
   if found > 0 then
     txn.http:req_set_query(query)
   end
-  for name, values in pairs(txn.http:req_get_headers()) do
+  for name, values in pairs(names) do
+    txn.http:req_del_header(name)
     for index = 0, #values do
-      if string.find(values[index], KEY) then
-        txn.http:req_del_header(name)
-        for other = 0, #values do
-          local rest, count = string.gsub(values[other], KEY, "")
-          if count == 0 or not string.find(rest, "^%s*%a*%s*$") then
-            txn.http:req_add_header(name, rest)
-          end
-        end
-        break
+      local rest, keys = without_keys(values[index])
+      if keys == 0 or not string.find(rest, "^%s*%a*%s*$") then
+        txn.http:req_add_header(name, rest)
       end
     end
   end

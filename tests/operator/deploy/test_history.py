@@ -86,7 +86,7 @@ def test_never_shows_secrets_of_the_configuration() -> None:
     assert list(spec_changes(api({"config": old}), api({"config": new}))) == [
         "handler.config.token: changed",
         "handler.config.db.password: changed",
-        "handler.config.db.url: postgresql://ada:********@db → postgresql://ada:********@db",
+        "handler.config.db.url: changed",
         "handler.config.gone_secret: removed",
         "handler.config.api_key: added",
     ]

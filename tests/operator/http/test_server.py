@@ -139,9 +139,11 @@ async def test_connections_without_a_permitted_request_in_progress_give_way_to_n
 
 async def test_a_connection_that_is_reset_before_it_is_accepted_counts_as_any_other() -> None:
     async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
-        for _ in range(2 * server.MAX_CONNECTIONS):
-            with socket.create_connection(("127.0.0.1", port)) as reset:
-                reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for _ in range(server.MAX_CONNECTIONS):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
         held = await send(port, b"GET /livez HT", server.MAX_CONNECTIONS + 2)
         ((reader, _),) = await send(port, GET % b"/permitted/now")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")

@@ -172,6 +172,7 @@ class Poller:
         if self._error is not None:
             self._logger.info("models can be listed again", url=self._prefix.url)
             self._error = None
+            store_s = 0.0  # however long it was silent: what is new should be noticed soon
         self._recent = [*self._recent[-1:], listing]
         for watcher in list(self.watchers):
             watcher.on_listing(listing)

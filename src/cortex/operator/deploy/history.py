@@ -109,7 +109,9 @@ def spec_changes(before: Api, after: Api, secrets: Sequence[str] = ()) -> Iterat
             if not is_default:
                 yield f"{field}: {_shown(now, field, secrets)} (new)"
         else:
-            yield f"{field}: {_shown(was, field, secrets)} → {_shown(now, field, secrets)}"
+            before_shown, after_shown = _shown(was, field, secrets), _shown(now, field, secrets)
+            differs = before_shown != after_shown  # else in a secret
+            yield f"{field}: {before_shown} → {after_shown}" if differs else f"{field}: changed"
     for section, has_only_defaults in unshown.items():
         if has_only_defaults:
             yield f"{section}: its defaults (new)"
