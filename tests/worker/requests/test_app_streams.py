@@ -286,6 +286,33 @@ def test_clients_that_do_not_read_cost_other_requests_neither_thread_nor_call_sl
         assert replica.status().processes[0].restarts == 0
 
 
+def test_a_generator_continues_on_its_thread_after_a_slow_client() -> None:
+    source = """
+        import sqlite3
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_post(self, payload):
+                numbers = sqlite3.connect(":memory:")  # it belongs to this thread
+                for number in range(payload["n"]):
+                    yield b"%07d\\n" % numbers.execute("select ?", (number,)).fetchone() * 100_000
+    """
+    with running_replica(source, threads=2) as replica, contextlib.ExitStack() as stack:
+        replica.wait_ready()
+        stalled = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+        for sock in stalled:
+            send(replica, sock, b'{"n": 40}')
+        wait_until(lambda: replica.status().processes[0].lent == len(stalled))
+        assert replica.request({"n": 1}).status == 200
+        for sock in reversed(stalled):
+            received = bytearray()
+            while data := not received.endswith(b"0\r\n\r\n") and sock.recv(1 << 20):
+                received += data
+            assert received.count(b"0000039\n") == 100_000, replica.log()
+
+
 def test_a_generator_of_many_small_chunks_leaves_the_event_loop_time_for_others() -> None:
     source = """
         class Handler:

@@ -116,6 +116,7 @@ class Call:
         self._lock = threading.Lock()
         self._unsent = 0
         self._results: Iterator[Any] | None = None  #: what a method on a thread yields
+        self._thread: int | None = None  #: that runs the method
         self._is_suspended = False  #: it goes on once the client has read what was sent
         self._waits_for_message = False  #: the method is on a thread, and waits for the client
 
@@ -148,7 +149,7 @@ class Call:
         elif self._server.runner.inline:  # never, if the service has streams
             self._complete(*self._server.runner.call_inline(self._call, request))
         else:
-            self._server.runner.submit(partial(self._run_on_thread, request))
+            self._submit(request)
 
     # Of the connection.
 
@@ -352,7 +353,12 @@ class Call:
 
     # The user's method.
 
+    def _submit(self, request: Any) -> None:
+        """Run the method on a thread, or continue it on its own."""
+        self._server.runner.submit(partial(self._run_on_thread, request), self._thread)
+
     def _run_on_thread(self, request: Any) -> None:
+        self._thread = threading.get_ident()
         failure, last = self._call(request)
         if failure is None and self._results is not None:
             self._server.runner.wake(lambda: self._continue(request))
@@ -421,7 +427,7 @@ class Call:
             self._is_suspended = True
             self._server.loop.create_task(self._continue_later(request))
         else:
-            self._server.runner.submit(partial(self._run_on_thread, request))
+            self._submit(request)
 
     async def _continue_later(self, request: Any) -> None:
         """Continue once the client has read what was sent, or the call has ended."""
@@ -431,7 +437,7 @@ class Call:
         self._deadline_ns = time.monotonic_ns() + self._server.timeout_ns
         self._connection.extend(self._deadline_ns)
         self._connection.wait_for_client(False)
-        self._server.runner.submit(partial(self._run_on_thread, request))
+        self._submit(request)
 
     async def _run(self, request: Any) -> None:
         connection = self._connection

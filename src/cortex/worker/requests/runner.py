@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar, TypeVarTuple
@@ -61,7 +61,7 @@ class Runner:
         self._may_inline = not always_threads
         self._loop = loop
         self._threads = threads
-        self._tasks: SimpleQueue[RunnerTask | None] = SimpleQueue()
+        self._tasks: SimpleQueue[RunnerTask | None] | _ThreadTasks = SimpleQueue() if threads == 1 else _ThreadTasks()
         self._average_ns = 0
         self._calls_in_mode = 0
         self._stopping = False
@@ -96,9 +96,12 @@ class Runner:
         self._stopping = True
         self._leave()
 
-    def submit(self, task: RunnerTask) -> None:
-        """Queue a call for the threads; only while not `inline`."""
-        self._tasks.put(task)
+    def submit(self, task: RunnerTask, thread: int | None = None) -> None:
+        """Queue a call for the threads, or for the one with this identifier; only while not `inline`."""
+        if thread is None or isinstance(self._tasks, SimpleQueue):
+            self._tasks.put(task)
+        else:
+            self._tasks.put_for(thread, task)
 
     def call_inline(self, call: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call plain user code on the event-loop thread, as on any other thread: it sees no running loop.
@@ -206,6 +209,44 @@ class Runner:
     def _run_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+
+class _ThreadTasks:
+    """A queue for several threads, with tasks that only one of them may take. Slower than `SimpleQueue`.
+
+    What continues a generator is for the thread that began it: a connection of SQLite or Django belongs to its thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._shared: deque[RunnerTask | None] = deque()
+        self._own: defaultdict[int, deque[RunnerTask]] = defaultdict(deque)
+
+    def put(self, task: RunnerTask | None) -> None:
+        with self._changed:
+            self._shared.append(task)
+            self._changed.notify()
+
+    def put_for(self, thread: int, task: RunnerTask) -> None:
+        with self._changed:
+            self._own[thread].append(task)
+            self._changed.notify_all()
+
+    def get(self) -> RunnerTask | None:
+        """Wait for a task of this thread, or one that any thread may take."""
+        own = self._own[threading.get_ident()]
+        with self._changed:
+            while True:
+                if own:
+                    return own.popleft()
+                if self._shared:
+                    return self._shared.popleft()
+                self._changed.wait()
+
+    def empty(self) -> bool:
+        """Return whether this thread has nothing to take."""
+        with self._changed:
+            return not self._shared and not self._own[threading.get_ident()]
 
 
 def _ensure_current_loop() -> None:

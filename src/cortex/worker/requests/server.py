@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -327,7 +328,8 @@ class MethodServer:
         if is_over:
             self._runner.wake(partial(self._release_stream, connection, duration_ns))
         else:
-            self._runner.wake(lambda: self._suspend(connection, outcome, stream, duration_ns))
+            thread = threading.get_ident()
+            self._runner.wake(lambda: self._suspend(connection, outcome, stream, thread, duration_ns))
 
     def _release_stream(self, connection: Connection, duration_ns: int) -> None:
         self._runner.durations.record(duration_ns)
@@ -335,22 +337,24 @@ class MethodServer:
         self._release(connection)
 
     def _suspend(
-        self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, duration_ns: int
+        self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int, duration_ns: int
     ) -> None:
         self._runner.durations.record(duration_ns)
         self._on_threads -= 1
         self._suspended += 1
         self._free_slot()
-        self._loop.create_task(self._resume(connection, outcome, stream))
+        self._loop.create_task(self._resume(connection, outcome, stream, thread))
 
-    async def _resume(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
-        """Continue a generator on a thread once its client has read what was sent."""
+    async def _resume(
+        self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int
+    ) -> None:
+        """Continue a generator on its thread once its client has read what was sent."""
         await stream.writable()
         self._suspended -= 1
         self._occupy_slot()
         self._runner.require_threads()
         self._on_threads += 1
-        self._runner.submit(partial(self._continue_stream, connection, outcome, stream))
+        self._runner.submit(partial(self._continue_stream, connection, outcome, stream), thread)
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         started_ns = time.monotonic_ns()
