@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -126,3 +127,66 @@ def test_a_response_is_closed_once_its_last_part_is_sent() -> None:
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
     asyncio.run(as_asgi(application, "wsgi", 1)({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
     assert events == [b"head", b"one", b"two", b"", "closed"]
+
+
+def _error_page(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [])
+    try:
+        raise ValueError("late")
+    except ValueError:
+        start_response("500 Internal Server Error", [], sys.exc_info())
+    return [b"page"]
+
+
+def _late_error_page(environ: Any, start_response: Any) -> Iterator[bytes]:
+    start_response("200 OK", [])
+    yield b"first"
+    try:
+        raise ValueError("late")
+    except ValueError:
+        start_response("500 Internal Server Error", [], sys.exc_info())
+
+
+def _writes(environ: Any, start_response: Any) -> list[bytes]:
+    write = start_response("201 Created", [])
+    write(b"one")
+    return [b"two"]
+
+
+def _starts_with_nothing(environ: Any, start_response: Any) -> Iterator[bytes]:
+    start_response("200 OK", [])
+    yield b""
+    start_response("404 Not Found", [])
+
+
+def _stops(environ: Any, start_response: Any) -> list[bytes]:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("application", "expected"),
+    [
+        (_error_page, [500, b"page", b""]),
+        (_late_error_page, [200, b"first", "ValueError: late"]),
+        (_writes, [201, b"one", b"two", b""]),
+        (_starts_with_nothing, ["RuntimeError: the application called start_response a second time, without exc_info"]),
+        (_stops, ["RuntimeError: the application raised StopIteration"]),
+        (lambda *_: [b"x"], ["RuntimeError: the application has not called start_response"]),
+        (lambda *_: [], ["RuntimeError: the application has not called start_response"]),
+    ],
+)
+def test_a_response_begins_with_its_first_bytes(application: Callable[..., Any], expected: list[Any]) -> None:
+    events: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        events.append(message.get("status", message.get("body")))
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
+    try:
+        asyncio.run(as_asgi(application, "wsgi", 1)({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
+    except Exception as error:
+        events.append(f"{type(error).__name__}: {error}")
+    assert events == expected

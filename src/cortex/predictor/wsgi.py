@@ -36,12 +36,12 @@ def wsgi_as_asgi(app: Any, threads: int) -> Callable[[Any, Any, Any], Awaitable[
             file.seek(0)
             environ["wsgi.input"] = file
 
-        def start(*arguments: Any) -> Any:
-            end_if_forked(parent)
-            return start_response(*arguments)
-
+        response = _Response(start_response, environ["asgi.scope"][_CLIENT], parent)
         try:
-            return _Response(app(environ, start), environ["asgi.scope"][_CLIENT], parent)
+            response.parts = app(environ, response.start)
+            return response
+        except StopIteration as error:  # a future can't have it: the request would hang
+            raise RuntimeError("the application raised StopIteration") from error
         finally:
             end_if_forked(parent)
 
@@ -80,28 +80,58 @@ class _Client:
 
 
 class _Response:
-    """The body of a response. a2wsgi closes it once its last part is sent: work after the response delays nothing."""
+    """The response of an application. Its head is sent with its first bytes: before them, an error can replace it.
 
-    def __init__(self, parts: Iterable[bytes], client: _Client, parent: int) -> None:
-        self._parts = parts
+    a2wsgi closes it once its last part is sent: work after the response delays nothing.
+    """
+
+    def __init__(self, start_response: Callable[..., Callable[[bytes], None]], client: _Client, parent: int) -> None:
+        self.parts: Iterable[bytes] = ()
+        self._start_response = start_response
+        self._head: tuple[str, Any] | None = None
+        self._write: Callable[[bytes], None] | None = None  #: once the head is sent
         self._client = client
         self._parent = parent
+
+    def start(self, status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
+        """Set the head; PEP 3333 calls this `start_response`. Raises: the error in `exc_info`, if the head is sent."""
+        end_if_forked(self._parent)
+        if exc_info is not None and self._write is not None:
+            raise exc_info[1].with_traceback(exc_info[2])
+        if exc_info is None and self._head is not None:
+            raise RuntimeError("the application called start_response a second time, without exc_info")
+        self._head = status, headers
+        return self._write_part
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the parts, until one can't be sent. Raises: what `send` raised."""
         try:
-            for part in self._parts:
+            for part in self.parts:
                 end_if_forked(self._parent)
-                yield part
-                if self._client.error is not None:
-                    raise self._client.error
+                if part or self._write is not None:
+                    self._send_head()
+                    yield part
+                    if self._client.error is not None:
+                        raise self._client.error
+            self._send_head()
         finally:
             end_if_forked(self._parent)
+
+    def _write_part(self, part: bytes) -> None:
+        end_if_forked(self._parent)
+        self._send_head()(part)
+
+    def _send_head(self) -> Callable[[bytes], None]:
+        if self._head is None:
+            raise RuntimeError("the application has not called start_response")
+        if self._write is None:
+            self._write = self._start_response(*self._head)
+        return self._write
 
     def close(self) -> None:
         """Close the response of the application."""
         try:
-            getattr(self._parts, "close", lambda: None)()
+            getattr(self.parts, "close", lambda: None)()
         finally:
             end_if_forked(self._parent)
 

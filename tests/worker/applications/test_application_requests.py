@@ -439,6 +439,35 @@ def test_a_wsgi_application_knows_its_prefix_and_streams() -> None:
         assert ask(replica, "/a/b", "POST", b"body").body == b'["/app", "/a/b", "https"]body!'
 
 
+@pytest.mark.parametrize(
+    ("type", "source"),
+    [
+        (
+            "wsgi",
+            """
+            def app(environ, start_response):
+                start_response("200 OK", [])
+                return b"text"  # its parts are numbers
+            """,
+        ),
+        (
+            "asgi",
+            """
+            async def app(scope, receive, send):
+                if scope["type"] == "http":
+                    await send({"type": "http.response.start", "status": 200})
+                    await send({"type": "http.response.body", "body": 3})
+            """,
+        ),
+    ],
+)
+def test_a_part_that_is_not_of_bytes_is_an_error(type: str, source: str) -> None:
+    with running_replica(source, type=type, app="app") as replica:
+        replica.wait_ready()
+        assert ask(replica, "/").status == 500
+        assert "a part of the response's body is of the type int; use bytes" in replica.log()
+
+
 def test_a_wsgi_application_receives_a_body_of_unknown_length() -> None:
     source = """
         def app(environ, start_response):

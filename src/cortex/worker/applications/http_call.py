@@ -16,7 +16,7 @@ from cortex.worker.applications.application_scope import Scope, route_template
 from cortex.worker.http.connection import BODILESS, Header
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 from cortex.worker.monitoring.route_metrics import OTHER
-from cortex.worker.requests.payload import validate_head
+from cortex.worker.requests.payload import validate_head, validate_part
 
 if TYPE_CHECKING:
     from cortex.worker.monitoring.spans import RequestSpan
@@ -130,7 +130,7 @@ class HttpCall:
             raise ClientDisconnectedError("the client has disconnected")
         if self.is_over:
             return
-        self._write(bytes(message.get("body", b"")), message.get("more_body", False))
+        self._write(validate_part(message.get("body", b"")), message.get("more_body", False))
         if not self.is_over and self._connection.unsent_bytes > MAX_UNSENT_BYTES:
             self._on_wait(True)
             try:

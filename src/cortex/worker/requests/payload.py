@@ -22,7 +22,7 @@ from uuid import UUID
 
 import orjson
 
-from cortex.errors import UserError
+from cortex.errors import UserError, type_name
 from cortex.payloads.content_type import FORM, UTF8, charset_of, decode_text, is_json, media_type_of, to_utf8
 from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
@@ -212,6 +212,13 @@ def stream_media_type(first: Any) -> bytes:
     if isinstance(first, str):
         return TEXT
     return BYTES if isinstance(first, bytes | bytearray | memoryview) else JSON_LINES
+
+
+def validate_part(body: Any) -> bytes:
+    """Return a part of the body of a response. Raises: UserError for one that is not of bytes: `bytes(3)` has three."""
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise UserError(f"a part of the response's body is of the type {type_name(body)}; use bytes")
+    return bytes(body)
 
 
 def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:

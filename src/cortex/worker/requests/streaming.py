@@ -21,7 +21,15 @@ from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import BODILESS, Connection, Header
 from cortex.worker.http.streaming_connection import declared_length
 from cortex.worker.requests.calls import FailedCall
-from cortex.worker.requests.payload import BYTES, JSON_LINES, TEXT, encode_chunk, stream_media_type, validate_head
+from cortex.worker.requests.payload import (
+    BYTES,
+    JSON_LINES,
+    TEXT,
+    encode_chunk,
+    stream_media_type,
+    validate_head,
+    validate_part,
+)
 from cortex.worker.requests.runner import Runner
 
 if TYPE_CHECKING:
@@ -309,9 +317,9 @@ class _AsgiCall:
         try:
             while more and (message := await self.next()) is not None:
                 more = message.get("more_body", False)
-                if body := message.get("body", b""):
+                if body := validate_part(message.get("body", b"")):
                     sent_bytes += len(body)
-                    yield bytes(body)
+                    yield body
             more = False
             if length is not None and sent_bytes != length:
                 raise UserError(f"the body has {sent_bytes} bytes, but its content-length is {length}")
