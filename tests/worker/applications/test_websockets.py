@@ -47,6 +47,11 @@ SOURCE = """
         await socket.accept()
         raise ValueError("bad")
 
+    @app.websocket("/number")
+    async def number(socket: WebSocket):
+        await socket.accept()
+        await socket.send_bytes(3)
+
     @app.websocket("/crash")
     async def crash(socket: WebSocket):
         await socket.accept()
@@ -103,12 +108,19 @@ def test_a_message_larger_than_the_limit_of_bodies_closes_the_websocket(replica:
         assert client.closed() == (1009, "the message is larger than 1000000 bytes")
 
 
-def test_an_exception_closes_the_websocket_and_is_logged(replica: Replica) -> None:
-    with websocket(replica, "/fail") as client:
-        code, reason = client.closed()
+@pytest.mark.parametrize(
+    ("path", "reason", "logged"),
+    [
+        ("/fail", "internal server error: ValueError in the application", "ValueError: bad"),
+        ("/number", "internal server error: a message is of the type int; use bytes", "UserError"),
+    ],
+)
+def test_an_exception_closes_the_websocket_and_is_logged(replica: Replica, path: str, reason: str, logged: str) -> None:
+    with websocket(replica, path) as client:
+        code, sent = client.closed()
         assert code == 1011
-        assert reason.startswith("internal server error: ValueError in the application")
-    wait_until(lambda: "ValueError: bad" in replica.log())
+        assert sent.startswith(reason)
+    wait_until(lambda: logged in replica.log())
 
 
 def test_a_client_that_vanishes_ends_the_call(replica: Replica) -> None:

@@ -22,7 +22,7 @@ from cortex.worker.applications.application_scope import Scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
 from cortex.worker.http.connection import Header, error_body
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
-from cortex.worker.requests.payload import JSON, validate_head
+from cortex.worker.requests.payload import JSON, validate_head, validate_part
 
 #: A ping is sent after this much time without one; a client that sent nothing since the last one is disconnected.
 PING_S = 20.0
@@ -220,7 +220,9 @@ class WebSocketCall:
             raise RuntimeError(f"expected 'websocket.send' or 'websocket.close', but got {kind!r}")
         text = message.get("text")
         self._on_progress()
-        self._send(TextMessage(text) if text is not None else BytesMessage(bytes(message["bytes"])))
+        self._send(
+            TextMessage(text) if text is not None else BytesMessage(validate_part(message["bytes"], "a message"))
+        )
         if self._connection.unsent_bytes > MAX_UNSENT_BYTES:
             await self._connection.flushed()
 
@@ -238,7 +240,7 @@ class WebSocketCall:
             return
         if kind != "websocket.http.response.body":
             raise RuntimeError(f"expected 'websocket.http.response.body', but got {kind!r}")
-        self._denial_body += message.get("body", b"")
+        self._denial_body += validate_part(message.get("body", b""))
         if not message.get("more_body", False):
             self.status, headers = self._denial
             self._connection.respond(self.status, None, bytes(self._denial_body), headers)

@@ -214,11 +214,11 @@ def stream_media_type(first: Any) -> bytes:
     return BYTES if isinstance(first, bytes | bytearray | memoryview) else JSON_LINES
 
 
-def validate_part(body: Any) -> bytes:
-    """Return a part of the body of a response. Raises: UserError for one that is not of bytes: `bytes(3)` has three."""
-    if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise UserError(f"a part of the response's body is of the type {type_name(body)}; use bytes")
-    return bytes(body)
+def validate_part(part: Any, name: str = "a part of the response's body") -> bytes:
+    """Return the bytes that an application sends. Raises: UserError if it sends others; `bytes(3)` has three."""
+    if not isinstance(part, (bytes, bytearray, memoryview)):
+        raise UserError(f"{name} is of the type {type_name(part)}; use bytes")
+    return bytes(part)
 
 
 def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
