@@ -94,7 +94,7 @@ async def cluster(home: Home, nodes: list[LocalNode], cores: float = 4.0) -> Asy
     placer = StaticPlacer([node.address for node in nodes], cores)
     access = ClusterCredentials(SECRET, "127.0.0.1", 0)
     engine = ClusterEngine(home, placer, access, nodes_in_file(home.run_dir / "nodes.json"), Logger("test"))
-    await engine.startup(lambda: None, lambda spec: ended.append(spec.id))
+    await engine.startup(lambda: None, lambda folder: ended.append(folder.name))
     try:
         yield Cluster(home, nodes, placer, engine, ended)
     finally:

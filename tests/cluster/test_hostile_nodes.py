@@ -28,8 +28,9 @@ from cortex.errors import InputError
 from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.telemetry import Logger
-from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
+from cortex.worker.spec import ProcessStatus, ReplicaStatus
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
+from harness.replicas.specs import replica_spec
 
 OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, "127.0.0.1")
 
@@ -94,7 +95,7 @@ def told(link: NodeClient) -> list[str]:
 )
 async def test_addresses_outside_of_the_node_are_dropped(socket: str, is_kept: bool) -> None:
     near = "/near"
-    spec = ReplicaSpec("a-1-2", "a", *["/x"] * 6, ("/s",), "/c", "/l")
+    spec = replica_spec(id="a-1-2", api="a")
     process = ProcessStatus(0, socket, ProcessState.READY, near=near)
     status = ReplicaStatus(spec.id, "a", "x", 1, 0.0, (process,))
 

@@ -11,6 +11,7 @@ from cortex.cluster.remote_replica import home_folders, map_paths
 from cortex.home import Home
 from cortex.models.spec import HOME_PATH, ModelPath, ModelSource, Pin
 from cortex.worker.spec import ReplicaSpec, Setup
+from harness.replicas.specs import replica_spec
 
 #: Text fields that are never absolute paths below a home. A new text field goes here or is declared with HOME_PATH.
 NOT_PATHS = {
@@ -46,13 +47,8 @@ def full_spec() -> ReplicaSpec:
         f"{home.projects_dir}/p/m",
         pins=(Pin("a", "1", "d", 1, 0.0),),
     )
-    return ReplicaSpec(
-        id="iris-1-a",
-        api="iris",
-        revision="1",
-        interface="handler",
+    return replica_spec(
         project_dir=f"{home.projects_dir}/p",
-        path="handler.py",
         python=f"{home.environments_dir}/e/bin/python",
         run_dir=f"{home.replicas_dir}/iris-1-a",
         sockets=(f"{home.sockets_dir}/0", f"{home.sockets_dir}/1"),

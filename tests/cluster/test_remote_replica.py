@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cortex.cluster.remote_replica import RemoteReplica
 from cortex.engine.local import first_status
-from cortex.worker.spec import ReplicaSpec
+from harness.replicas.specs import replica_spec
 
-SPEC = ReplicaSpec("iris-1-a", "iris", "1", "handler", "/p", "handler.py", "python", "/r", ("/s",), "/c", "/l")
+SPEC = replica_spec()
 REASON = "node 10.0.0.3: the operator is cortex 2 and the Python of Ray has 1 there"
 
 

@@ -12,6 +12,7 @@ from cortex.engine import devices
 from cortex.engine.devices import Inventory, assign, find_devices, parse_gpus, visible_gpus
 from cortex.errors import ComputeUnavailableError
 from cortex.worker.spec import ReplicaSpec
+from harness.replicas.specs import replica_spec
 
 pytestmark = pytest.mark.processes
 
@@ -19,18 +20,7 @@ TWO = "0, GPU-aaaa\n1, GPU-bbbb\n"
 
 
 def spec_with(gpu: int = 0, inf: int = 0) -> ReplicaSpec:
-    return ReplicaSpec(
-        id="iris-1",
-        api="iris",
-        revision="r1",
-        interface="handler",
-        project_dir="/project",
-        path="handler.py",
-        python="python",
-        run_dir="/run",
-        sockets=("/s-0",),
-        control_socket="/s-c",
-        log_path="/log",
+    return replica_spec(
         gpu=gpu,
         inf=inf,
     )

@@ -20,6 +20,7 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
+from harness.replicas.specs import replica_spec
 from harness.wait import SLACK, has_ended
 
 pytestmark = pytest.mark.processes
@@ -60,13 +61,11 @@ def make_spec(home: Home, tmp_path: Path, code: str = HANDLER, name: str = "iris
     project = tmp_path / "project"
     project.mkdir(exist_ok=True)
     (project / "handler.py").write_text(code)
-    return ReplicaSpec(
+    return replica_spec(
         id=name,
         api="iris",
         revision="a" * 64,
-        interface="handler",
         project_dir=str(project),
-        path="handler.py",
         python=sys.executable,
         run_dir=str(home.replicas_dir / name),
         sockets=(str(home.sockets_dir / f"{name[-6:]}-0"),),

@@ -7,22 +7,10 @@ import pytest
 
 from cortex.processes.limits import thread_share
 from cortex.worker.devices import gpu_environ, process_environ
-from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import set_environment
+from harness.replicas.specs import replica_spec
 
-SPEC = ReplicaSpec(
-    id="iris-1",
-    api="iris",
-    revision="r1",
-    interface="handler",
-    project_dir="/project",
-    path="handler.py",
-    python="python",
-    run_dir="/run",
-    sockets=("/s-0",),
-    control_socket="/s-c",
-    log_path="/log",
-)
+SPEC = replica_spec()
 
 
 def test_a_replica_sees_only_its_own_gpus() -> None:

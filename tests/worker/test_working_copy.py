@@ -18,7 +18,6 @@ import pytest
 
 from cortex.errors import UserError
 from cortex.worker import working_copy
-from cortex.worker.spec import ReplicaSpec
 from cortex.worker.working_copy import (
     STRATEGY_VARIABLE,
     Strategy,
@@ -29,6 +28,7 @@ from cortex.worker.working_copy import (
     with_paths,
 )
 from harness.forks import in_forks
+from harness.replicas.specs import replica_spec
 
 pytestmark = pytest.mark.processes
 
@@ -312,8 +312,6 @@ def test_an_ordinary_user_has_no_overlay_of_the_files_of_others(root: Path) -> N
 
 
 def test_paths_in_the_project_become_paths_in_the_copy() -> None:
-    fields = {"id": "a", "api": "a", "revision": "1", "interface": "handler", "path": "handler.py", "python": "python"}
-    paths = {"run_dir": "/run", "control_socket": "/c", "log_path": "/l", "sockets": ("/s",)}
-    spec = ReplicaSpec(**fields, **paths, project_dir="/home/projects/1", model_path="/home/projects/1/m/1")  # type: ignore[arg-type]
+    spec = replica_spec(project_dir="/home/projects/1", model_path="/home/projects/1/m/1")
     moved = with_paths(spec, Path("/run/copies/2/1"))
     assert (moved.project_dir, moved.model_path) == ("/run/copies/2/1", "/run/copies/2/1/m/1")

@@ -28,7 +28,6 @@ from cortex.cluster.remote_replica import (
     map_paths,
     newest_addresses,
     reserve_again,
-    spec_of_metrics_folder,
     unlimited_inventory,
     unreachable_reason,
     waiting_reason,
@@ -62,7 +61,7 @@ class ClusterEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on_change: Callable[[], None] = lambda: None
-        self._on_end: Callable[[ReplicaSpec], None] = lambda spec: None
+        self._on_end: Callable[[Path], None] = lambda folder: None
         self._home = home
         self._placer = placer
         self._credentials = credentials
@@ -81,7 +80,7 @@ class ClusterEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_started = False
 
-    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[Path], None]) -> None:
         """Adopt the running replicas of all nodes that answer. Raises: EngineError if the port is taken."""
         self._on_change, self._on_end = on_change, on_end
         await self._listen()
@@ -344,7 +343,7 @@ class ClusterEngine:
                 await node.shutdown()
                 for name in [name for name, where in self._lost_with_node.items() if where == host]:
                     del self._lost_with_node[name]
-                    await asyncio.to_thread(self._on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
+                    await asyncio.to_thread(self._on_end, self._home.metrics_dir / name)
 
     async def _place_elsewhere(self, replica: RemoteReplica, placement: Placement | None) -> None:
         """Handle a replica that was placed on a node that has not answered since; nothing of it was started."""
@@ -403,7 +402,7 @@ class ClusterEngine:
             except (PeerError, OSError) as error:
                 self._logger.warning("metrics of a replica can't be fetched yet", replica=name, error=error)
                 return
-            await asyncio.to_thread(self._on_end, spec_of_metrics_folder(self._home.metrics_dir / name))
+            await asyncio.to_thread(self._on_end, self._home.metrics_dir / name)
             self._lost_with_node.pop(name, None)
             node.forget(name)
 

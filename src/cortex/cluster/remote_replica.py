@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from cortex.cluster.node_client import SILENCE_S, NodeClient
@@ -139,12 +139,6 @@ def unlimited_inventory() -> Inventory:
     """Return an inventory that no request exceeds."""
     names = tuple(f"gpu-{number}" for number in range(_UNLIMITED_DEVICES))
     return Inventory(names, tuple(range(_UNLIMITED_DEVICES)), cores=math.inf, memory_bytes=2**62)
-
-
-def spec_of_metrics_folder(folder: Path) -> ReplicaSpec:
-    """Return a spec with only the fields that aggregation of metrics uses."""
-    api = folder.name.rsplit("-", 2)[0]
-    return ReplicaSpec(folder.name, api, "", "", "", "", "", "", (), "", "", metrics_dir=str(folder))
 
 
 # The paths in a spec, between the operator's home and a node's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from cortex.engine.devices import Inventory
@@ -15,11 +16,12 @@ class Engine(Protocol):
     All methods run on the operator's event loop. The engine keeps the newest status of each replica.
     """
 
-    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[Path], None]) -> None:
         """Adopt every running replica and clean up after those that died while no operator ran.
 
-        The engine calls `on_change` after each change of a status. It calls `on_end` once nothing of a replica runs any
-        more, before it removes the replica's files: possibly more than once, and for replicas of an earlier engine too.
+        The engine calls `on_change` after each change of a status. It calls `on_end`, with the folder of its metrics,
+        once nothing of a replica runs any more, before it removes the replica's files: possibly more than once, and for
+        replicas of an earlier engine too.
         """
 
     async def shutdown(self) -> None:

@@ -83,10 +83,9 @@ class _Running:
     ends_at: float = math.inf  #: monotonic; when orphaned workers are killed
 
 
-def remove_metrics(spec: ReplicaSpec) -> None:
+def remove_metrics(folder: Path) -> None:
     """Delete the metrics of a replica when no aggregator is configured."""
-    if spec.metrics_dir:
-        shutil.rmtree(spec.metrics_dir, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class LocalEngine:
@@ -104,7 +103,7 @@ class LocalEngine:
         python: str | None = None,
     ) -> None:
         self._on_change: Callable[[], None] = lambda: None
-        self._on_end: Callable[[ReplicaSpec], None] = remove_metrics
+        self._on_end: Callable[[Path], None] = remove_metrics
         self._home = home
         self._environ = replica_environ(environ)
         self._python = python
@@ -115,9 +114,7 @@ class LocalEngine:
         self._running: dict[str, _Running] = {}
         self._orphaned: dict[str, _Running] = {}
 
-    async def startup(
-        self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None] = remove_metrics
-    ) -> None:
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[Path], None] = remove_metrics) -> None:
         """Adopt every running replica and clean up after those that died while no operator ran."""
         self._on_change, self._on_end = on_change, on_end
         if self._python is not None:
@@ -318,7 +315,8 @@ class LocalEngine:
             if self._may_have_orphans(running):
                 await self._wait_for_orphans(running, running.supervisor.identity)
             await asyncio.to_thread(running.supervisor.kill)  # processes that the user's code left behind
-        self._on_end(spec)
+        if spec.metrics_dir:
+            self._on_end(Path(spec.metrics_dir))
         await asyncio.to_thread(_clean, spec)  # it may contain copies of the project
 
     def _may_have_orphans(self, running: _Running) -> bool:

@@ -46,7 +46,7 @@ from cortex.worker.monitoring.metrics import (
 )
 from cortex.worker.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.worker.shared_state import MAX_CONNECTIONS
-from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, parse_limits
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
 from cortex.worker.worker_process import adopt_orphans
 from cortex.worker.working_copy import StrategyTest, copies_folder, ignored_strategy
 
@@ -423,7 +423,7 @@ class Supervisor:
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
                 elif command["command"] == "configure":
-                    self._configure(parse_limits(command))
+                    self._configure(RequestLimits.parse(command))
 
     def _status(self) -> ReplicaStatus:
         return ReplicaStatus(

@@ -35,7 +35,7 @@ from cortex.worker.requests.readiness import check_readiness
 from cortex.worker.requests.runner import CallDurations, Runner
 from cortex.worker.requests.server import SHARING_LOOP, MethodServer, call_slots
 from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, parse_limits
+from cortex.worker.spec import ReplicaSpec, RequestLimits
 from cortex.worker.worker_process import (
     ModelEvents,
     ModelStart,
@@ -303,7 +303,7 @@ class SupervisorChannel:
                 again, once = message.get("again", False), message.get("once", False)
                 self._server.connections.add(connection, message["index"], self._on_closed, again, once)
             elif message["kind"] == "configure":
-                self._server.configure(parse_limits(message))
+                self._server.configure(RequestLimits.parse(message))
             elif message["kind"] == "catalogue":
                 self._on_catalogue(message["path"])
             elif message["kind"] == "suspects":

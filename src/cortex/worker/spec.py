@@ -23,14 +23,29 @@ ENVIRONMENT_COMPLETE, ENVIRONMENT_COMPILED = "complete.json", "compiled"
 _EXIT_HOOKS_S = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """Limits of each request; changes apply to running replicas without a restart."""
 
     timeout_s: float
     max_body_bytes: int
-    on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
-    websocket_idle_s: float = 3600.0  #: without a message, until a WebSocket is closed
+    on_disconnect: str  #: "finish", "cancel" or "kill" a call whose client disconnects
+    websocket_idle_s: float  #: without a message, until a WebSocket is closed
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> RequestLimits:
+        """Parse the fields in a message; unknown keys are ignored. Raises: KeyError, TypeError, ValueError."""
+        known = {**_OLDER_LIMITS, **data}
+        return cls(
+            timeout_s=float(known["timeout_s"]),
+            max_body_bytes=int(known["max_body_bytes"]),
+            on_disconnect=str(known["on_disconnect"]),
+            websocket_idle_s=float(known["websocket_idle_s"]),
+        )
+
+
+#: Limits that messages and specs of older versions may lack.
+_OLDER_LIMITS: dict[str, Any] = {"on_disconnect": "cancel", "websocket_idle_s": 3600.0}
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class ReplicaSpec:
+class ReplicaSpec(RequestLimits):
     """Everything that a supervisor needs to run one replica."""
 
     id: str  #: `<api>-<8 hex of the revision>-<6 random hex>`, never reused
@@ -68,8 +83,6 @@ class ReplicaSpec:
     env: dict[str, str] = field(default_factory=dict)  #: `env:` and `.env`, already merged
     threads: int = 1
     max_concurrency: int = 1024  #: concurrent calls of a process whose methods are `async def`
-    timeout_s: float = 60.0
-    max_body_bytes: int = 100 * 1024 * 1024
     mem_limit_bytes: int | None = None
     log_level: str = "info"
     type: str = "python"  #: "python", "tensorflow", "onnx", "model", "asgi", "wsgi" or "command"
@@ -105,8 +118,6 @@ class ReplicaSpec:
     )  #: authenticates TCP connections of the gateway; "": no authentication
     node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
     setup: Setup | None = None  #: None: everything is prepared already
-    on_disconnect: str = "cancel"  #: "finish", "cancel" or "kill" a call whose client disconnects
-    websocket_idle_s: float = 3600.0  #: without a message, until a WebSocket is closed
     command: tuple[str, ...] = ()  #: of `type: command`: the program and its arguments
     endpoint: str = ""  #: of `type: command`: the path prefix of the API
     strip_prefix: bool = True  #: of `type: command`: the server gets paths without `endpoint`
@@ -138,17 +149,11 @@ class ReplicaSpec:
     @property
     def limits(self) -> RequestLimits:
         """Return the fields that can change while the replica runs."""
-        return RequestLimits(self.timeout_s, self.max_body_bytes, self.on_disconnect, self.websocket_idle_s)
+        return RequestLimits(**{name: getattr(self, name) for name in RequestLimits.__dataclass_fields__})
 
     def with_limits(self, limits: RequestLimits) -> ReplicaSpec:
         """Return a copy with other limits."""
-        return replace(
-            self,
-            timeout_s=limits.timeout_s,
-            max_body_bytes=limits.max_body_bytes,
-            on_disconnect=limits.on_disconnect,
-            websocket_idle_s=limits.websocket_idle_s,
-        )
+        return replace(self, **asdict(limits))
 
     def to_json(self) -> str:
         """Return one JSON object; `from_json` is its inverse."""
@@ -160,7 +165,7 @@ class ReplicaSpec:
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
         """Parse the result of `to_json`; unknown keys, of a newer version, are ignored."""
-        data = json.loads(text)
+        data = _OLDER_LIMITS | json.loads(text)
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         models, setup = data.get("models"), data.get("setup")
         return cls(
@@ -315,16 +320,6 @@ class ReplicaStatus:
             }
             for process in self.processes
         ]
-
-
-def parse_limits(data: Mapping[str, Any]) -> RequestLimits:
-    """Parse the fields of limits in a message; unknown keys are ignored. Raises: KeyError, TypeError, ValueError."""
-    return RequestLimits(
-        float(data["timeout_s"]),
-        int(data["max_body_bytes"]),
-        str(data.get("on_disconnect", RequestLimits.on_disconnect)),
-        float(data.get("websocket_idle_s", RequestLimits.websocket_idle_s)),
-    )
 
 
 def orphan_limit_s(timeout_s: float) -> float:

@@ -12,7 +12,8 @@ from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
 from cortex.operator.jobs.plan import AssignWorker, JobWorkerState, PlannedJob, StartWorker, StopWorker, plan_jobs
 from cortex.operator.replicas.capacity import DeviceCapacity, MachineCapacity
-from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
+from cortex.worker.spec import Death, ProcessStatus, ReplicaStatus, StartFailure
+from harness.replicas.specs import replica_spec
 
 NOW = 1_000_000.0
 
@@ -58,18 +59,11 @@ def worker(
     is_leaving: bool = False,
 ) -> JobWorkerState:
     """Return a running job worker."""
-    spec = ReplicaSpec(
+    spec = replica_spec(
         id=name,
         api="sum",
         revision=revision,
         interface="predictor",
-        project_dir="/p",
-        path="p.py",
-        python="python",
-        run_dir="/r",
-        sockets=("/s",),
-        control_socket="/c",
-        log_path="/l",
         cpu=cpu,
         mem_bytes=mem,
         jobs_socket="/jobs",

@@ -11,7 +11,8 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Revision
-from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, ReplicaStatus, StartFailure
+from cortex.worker.spec import Death, ProcessStatus, ReplicaStatus, StartFailure
+from harness.replicas.specs import replica_spec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BROKEN = StartFailure("ValueError: bad weights", 'File "handler.py", line 3', summary="ValueError while it started")
@@ -66,17 +67,10 @@ def replica(
     slots: int = 1,
 ) -> Replica:
     numbered = tuple(replace(item, index=index) for index, item in enumerate(processes or (READY,)))
-    spec = ReplicaSpec(
+    spec = replica_spec(
         id=id,
         api=name,
         revision=revision,
-        interface="handler",
-        project_dir="/project",
-        path="handler.py",
-        python="python",
-        run_dir=f"/run/{id}",
         sockets=tuple(f"/sockets/{id}-{item.index}" for item in numbered),
-        control_socket=f"/sockets/{id}",
-        log_path=f"/logs/{id}.log",
     )
     return Replica(spec, ReplicaStatus(id, name, revision, 1, started_at, numbered, slots))

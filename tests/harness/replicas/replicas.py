@@ -24,6 +24,7 @@ from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 from harness.connections import UnixConnection
+from harness.replicas.specs import replica_spec
 from harness.replicas.supervisor_forks import SupervisorProcess, start_supervisor
 from harness.wait import PATIENCE_S, SLACK, wait_until
 
@@ -177,13 +178,12 @@ def running_replica(
         for name, text in {**files, "handler.py": source}.items():
             (project / name).write_text(textwrap.dedent(text))
         spec = replace(
-            ReplicaSpec(
+            replica_spec(
                 id="api-00000000-000001",
                 api="api",
                 revision="00000000",
                 interface=interface,
                 project_dir=str(project),
-                path="handler.py",
                 python=sys.executable,
                 run_dir=str(root),
                 sockets=tuple(str(root / f"{index}.sock") for index in range(processes)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from cortex.engine.devices import Inventory
 from cortex.errors import ComputeUnavailableError, EngineError, GatewayError
@@ -30,7 +31,7 @@ class ScriptedEngine:
 
     def __init__(self, inventory: Inventory = Inventory(cores=8.0, memory_bytes=2**34)) -> None:  # noqa: B008 - frozen
         self.on_change: Callable[[], None] = lambda: None
-        self.on_end: Callable[[ReplicaSpec], None] = lambda spec: None
+        self.on_end: Callable[[Path], None] = lambda folder: None
         self.inventory = inventory
         self.running: dict[str, tuple[ReplicaSpec, ReplicaStatus]] = {}
         self.stopped: dict[str, float] = {}  #: drain timeouts, by id
@@ -38,7 +39,7 @@ class ScriptedEngine:
         self.start_error: EngineError | ComputeUnavailableError | None = None
         self._started = 0
 
-    async def startup(self, on_change: Callable[[], None], on_end: Callable[[ReplicaSpec], None]) -> None:
+    async def startup(self, on_change: Callable[[], None], on_end: Callable[[Path], None]) -> None:
         self.on_change, self.on_end = on_change, on_end
 
     async def shutdown(self) -> None:
@@ -103,7 +104,7 @@ class ScriptedEngine:
     def end(self, replica_id: str) -> None:
         """Remove a replica: it has been stopped, or its supervisor died."""
         spec, _ = self.running.pop(replica_id)
-        self.on_end(spec)
+        self.on_end(Path(spec.metrics_dir))
         self.on_change()
 
     def _set(self, replica_id: str, **changes: object) -> None:

@@ -16,6 +16,7 @@ from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec, Setup
 from harness.models.model_makers import onnx_model
+from harness.replicas.specs import replica_spec
 from harness.servers.public_bucket import public_bucket
 
 XGBOOST_9 = '{"learner":{},"version":[9,8,7]}'
@@ -48,11 +49,9 @@ def test_replicas_receive_the_packages_and_older_nodes_no_new_field(project: Pat
     target = Revision("r", diagnosis_of(project).apis[0], "hash")
     setup = setup_of(target)
     assert setup.model_packages == {"xgboost==9.8.7": ">=9.8"}
-    spec = {"id": "a", "api": "a", "revision": "r", "interface": "handler", "project_dir": "", "path": "", "python": ""}
-    places = {"run_dir": "", "sockets": (), "control_socket": "", "log_path": ""}
-    replica = ReplicaSpec(**spec, **places, setup=setup)  # type: ignore[arg-type]
+    replica = replica_spec(setup=setup)
     assert ReplicaSpec.from_json(replica.to_json()).setup == setup
-    plain = ReplicaSpec(**spec, **places, setup=Setup("p", "", "", "", {}))  # type: ignore[arg-type]
+    plain = replica_spec(setup=Setup("p", "", "", "", {}))
     assert "model_packages" not in plain.to_json()
 
 

@@ -27,6 +27,7 @@ from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import MetricFile, process_file
 from cortex.worker.monitoring.tracker import RELATIVE_ERROR, PredictionTracker, bucket_of, class_key
 from cortex.worker.spec import ReplicaSpec
+from harness.replicas.specs import replica_spec
 
 HOUR = 487_000
 NOW = HOUR * 3600.0
@@ -63,8 +64,8 @@ class Operated:
 
     def spec(self, replica: str) -> ReplicaSpec:
         tracker = self.record.spec.tracker
-        return ReplicaSpec(
-            replica, "iris", "r", "handler", "", "", "", "", (), "", "", metrics_dir=str(self.folder / replica),
+        return replica_spec(
+            id=replica, metrics_dir=str(self.folder / replica),
             tracker_key=tracker.key if tracker else None, tracker_type=tracker.model_type if tracker else None,
         )  # fmt: skip
 
@@ -78,7 +79,7 @@ class Operated:
 
     def end(self, replica: str) -> None:
         del self.trackers[replica]
-        self.totals.end(self.spec(replica))
+        self.totals.end(self.folder / replica)
 
     def add_feedback(self, truths: Mapping[str, str | float]) -> dict[str, Any]:
         return self.tracking.add_feedback(self.record, truths)

@@ -12,19 +12,13 @@ import pytest
 from cortex.errors import UserError
 from cortex.worker.commands.command_process import expand, process_environment, reserve_port
 from cortex.worker.spec import ReplicaSpec
+from harness.replicas.specs import replica_spec
 
-SPEC = ReplicaSpec(
-    id="own-1",
-    api="own",
-    revision="1",
-    interface="handler",
-    project_dir="/p",
+SPEC = replica_spec(
     path="",
     python="/env/bin/python",
-    run_dir="/r",
     sockets=("/s/a-0", "/s/a-1"),
     control_socket="/s/a-c",
-    log_path="/l",
     type="command",
     command=("server",),
     endpoint="/own",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,8 @@ import pytest
 
 from cortex.worker.jobs.operator_client import LeaseClient
 from cortex.worker.jobs.shared_state import SharedJobState
-from cortex.worker.spec import ReplicaSpec
 from harness.replicas.scripted_operator import TOKEN, ScriptedJob, ScriptedOperator, scripted_operator
+from harness.replicas.specs import replica_spec
 from harness.wait import wait_until
 
 
@@ -24,18 +23,9 @@ def operator() -> Iterator[ScriptedOperator]:
 
 
 def client_of(operator: ScriptedOperator) -> LeaseClient:
-    spec = ReplicaSpec(
+    spec = replica_spec(
         id="api-00000000-000001",
         api="api",
-        revision="00000000",
-        interface="handler",
-        project_dir="/project",
-        path="handler.py",
-        python=sys.executable,
-        run_dir="/run",
-        sockets=(),
-        control_socket="/control",
-        log_path="/log",
         jobs_socket=operator.socket,
         jobs_token=TOKEN,
     )

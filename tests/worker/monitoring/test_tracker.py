@@ -37,7 +37,7 @@ from cortex.worker.monitoring.tracker import (
     class_key,
     find_predictions,
 )
-from cortex.worker.spec import ReplicaSpec
+from harness.replicas.specs import replica_spec
 
 ID = b"1753000000000-7-1"
 
@@ -49,8 +49,8 @@ class Tracked:
         self, folder: Path, model_type: str, key: str | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.folder = folder
-        spec = ReplicaSpec(
-            "iris-1-1", "iris", "1", "handler", "", "", "", "", (), "", "", metrics_dir=str(folder),
+        spec = replica_spec(
+            id="iris-1-1", metrics_dir=str(folder),
             tracker_key=key, tracker_type=model_type,
         )  # fmt: skip
         self.tracker = PredictionTracker(spec, MetricFile(folder / "numbers"), now)

@@ -38,7 +38,7 @@ from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
 from cortex.telemetry import Logger, configure
-from cortex.worker.spec import ReplicaSpec, parse_limits
+from cortex.worker.spec import ReplicaSpec, RequestLimits
 
 HEARTBEAT_S = 1.0
 _MEASURE_S = 5.0
@@ -250,7 +250,7 @@ class NodeAgent:
             case "stop":
                 await self._hosting.stop(str(message["id"]), float(message["drain_s"]))
             case "configure":
-                await self._hosting.configure(str(message["id"]), parse_limits(message))
+                await self._hosting.configure(str(message["id"]), RequestLimits.parse(message))
             case "no_project":
                 self._hosting.fail_project(str(message["project"]), str(message["reason"]))
             case "forget":

@@ -234,10 +234,10 @@ class Hosting:
         for name in _differing(before, now):
             self._observer.changed(name)
 
-    def _on_end(self, spec: ReplicaSpec) -> None:
-        if Path(spec.metrics_dir).is_dir():
-            self._ended.add(spec.id)
-        self._observer.changed(spec.id)
+    def _on_end(self, folder: Path) -> None:
+        if folder.is_dir():
+            self._ended.add(folder.name)
+        self._observer.changed(folder.name)
 
 
 def _differing(before: Mapping[str, ReplicaStatus], now: Mapping[str, ReplicaStatus]) -> Iterable[str]:

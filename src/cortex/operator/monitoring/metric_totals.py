@@ -17,7 +17,6 @@ from pathlib import Path
 from cortex.state.queries.metrics import MetricStore
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import COPIES_FOLDER, SeriesKind, merge_series, parse_key, read_folder
-from cortex.worker.spec import ReplicaSpec
 
 #: Maximum of stored series per API; newer ones are dropped.
 MAX_SERIES = 20_000
@@ -45,10 +44,9 @@ class MetricTotals:
             if name not in running:
                 self._end(name)
 
-    def end(self, spec: ReplicaSpec) -> None:
+    def end(self, folder: Path) -> None:
         """Add the numbers of an ended replica and delete its folder. Idempotent."""
-        if spec.metrics_dir:
-            self._end(Path(spec.metrics_dir).name)
+        self._end(folder.name)
 
     def of(self, api: str, without: str = "") -> dict[str, float]:
         """Return an API's numbers by the keys of `replica.metrics`; counters never decrease.

@@ -31,6 +31,7 @@ from types import MappingProxyType
 
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
+from cortex.operator.replicas.replica_specs import limits_of
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Revision
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
@@ -263,13 +264,7 @@ class _ApiPlan:
             self.actions.append(Promote(self.record.target))
 
     def _configure(self) -> None:
-        networking = self.record.spec.networking
-        limits = RequestLimits(
-            networking.timeout_s,
-            networking.max_body_size,
-            networking.on_disconnect,
-            networking.websocket_idle_timeout_s,
-        )
+        limits = limits_of(self.record.spec)
         self.actions += [Configure(r.spec.id, limits) for r in self.new + self.old if r.spec.limits != limits]
 
     def _retire_stuck(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from cortex.config.api_spec import api_spec
 from cortex.config.schema import Api, Compute
@@ -12,11 +12,22 @@ from cortex.engine.environment import Prepared, setup_of
 from cortex.home import Home
 from cortex.models.source import loads_models, model_source, trusts_pickle
 from cortex.state.revision import Revision
-from cortex.worker.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec, RequestLimits
+
+
+def limits_of(api: Api) -> RequestLimits:
+    """Return what an API configures for each request, and can change while replicas run."""
+    networking = api.networking
+    return RequestLimits(
+        timeout_s=networking.timeout_s,
+        max_body_bytes=networking.max_body_size,
+        on_disconnect=networking.on_disconnect,
+        websocket_idle_s=networking.websocket_idle_timeout_s,
+    )
 
 
 def replica_spec(home: Home, revision: Revision, prepared: Prepared) -> ReplicaSpec:
-    """Return the spec of a new replica of `target`, with its own id and sockets."""
+    """Return the spec of a new replica of a revision, with its own id and sockets."""
     api = revision.spec
     handler, unique = api.handler, secrets.token_hex(3)
     replica_id = f"{api.name}-{revision.hash[:8]}-{unique}"
@@ -45,10 +56,7 @@ def replica_spec(home: Home, revision: Revision, prepared: Prepared) -> ReplicaS
         pin_processes=handler.pin_processes,
         preload=handler.preload,
         max_concurrency=max(1, api.autoscaling.max_replica_concurrency // processes),
-        timeout_s=api.networking.timeout_s,
-        max_body_bytes=api.networking.max_body_size,
-        on_disconnect=api.networking.on_disconnect,
-        websocket_idle_s=api.networking.websocket_idle_timeout_s,
+        **asdict(limits_of(api)),
         mem_limit_bytes=api.compute.mem_limit,
         log_level=handler.log_level,
         type=handler.type,

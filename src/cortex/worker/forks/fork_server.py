@@ -31,7 +31,7 @@ from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.worker.orphan import Inheritance
 from cortex.worker.request_worker import WorkerContext, serve
 from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, parse_limits
+from cortex.worker.spec import ReplicaSpec, RequestLimits
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure, set_environment
 
 
@@ -123,7 +123,7 @@ def _run_worker(
     channel = Channel.of(descriptors.channel)
     _take_output(descriptors)
     try:
-        spec = spec.with_limits(parse_limits(message))
+        spec = spec.with_limits(RequestLimits.parse(message))
         set_environment(spec, index)
         seed_numpy()
         seed_torch()
