@@ -36,18 +36,9 @@ allow_descriptors(8192)
 #: Projects of users, some with files that are no text.
 collect_ignore = ["fixtures"]
 
-#: Files of tests/cluster that need a Ray cluster.
-_ON_RAY = re.compile(r"(^|_)ray(_|$)")
-#: A test module that imports one of these starts processes, so that `make test-fast` leaves it out.
-_STARTS_PROCESSES = re.compile(
-    r"""^(?:from|import)\ (?:
-        subprocess | multiprocessing | harness\.
-        (?: cluster | dev_terminal | installations(?!\.example_cases) | models\.model_agents | models\.tensorflow_models
-          | jobs\.job_workers | replicas(?:\.|\ import\ )(?:reloading_)?replicas | servers )
-    )\b""",
-    re.MULTILINE | re.VERBOSE,
-)
-_SERVERS = {"postgres", "postgresql_url", "swift", "swift_server"}
+#: Folders whose tests all start processes; elsewhere, a module or a test has `pytest.mark.processes`.
+_PROCESS_FOLDERS = {"e2e", "reports"}
+_WHOLE_MODULE = re.compile(r"^pytestmark = .*\bmark\.processes\b", re.MULTILINE)
 #: Modules with one of these words run in the same process of `make test`.
 _SLOW_TO_START = ("SwiftServer", "tensorflow_model(", "EmbeddedTensorFlow(")
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
@@ -72,10 +63,12 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """In the fast loop, import no module that starts processes or needs Ray."""
-    if _is_fast(config) and collection_path.suffix == ".py":
-        return _is_on_ray(collection_path) or _starts_processes(collection_path) or None
-    return None
+    """In the fast loop, leave out modules that start processes before they are imported, which takes seconds of CPU."""
+    if not _is_fast(config):
+        return None
+    if collection_path.is_dir():
+        return collection_path.name in _PROCESS_FOLDERS or None
+    return (collection_path.suffix == ".py" and _WHOLE_MODULE.search(collection_path.read_text()) is not None) or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,14 +88,12 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on Ray, which share one cluster and so one process, and tests that start processes.
+    """Mark tests of folders, and order modules.
 
     Modules that take long come first: the processes of `make test` get whole modules, and short ones fill the end.
     """
     for item in items:
-        if _is_on_ray(item.path):
-            item.add_marker(pytest.mark.ray)
-        if _starts_processes(item.path) or _uses_servers(item):
+        if _PROCESS_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.processes)
     slow = {item.path for item in items if {"processes", "heavy"} & {mark.name for mark in item.iter_markers()}}
     items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "e2e", item.path))
@@ -137,22 +128,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 def _process_of(module: Path) -> str:
     text = module.read_text()
     return next((name for name in _SLOW_TO_START if name in text), str(module))
-
-
-def _is_on_ray(module: Path) -> bool:
-    return module.parent.name == "cluster" and _ON_RAY.search(module.stem) is not None
-
-
-@functools.cache
-def _starts_processes(module: Path) -> bool:
-    return _STARTS_PROCESSES.search(module.read_text()) is not None
-
-
-def _uses_servers(item: pytest.Item) -> bool:
-    assert isinstance(item, pytest.Function)
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    on_postgresql = any(isinstance(each, str) and each == "postgresql" for each in parameters)
-    return on_postgresql or bool(_SERVERS & set(item.fixturenames))
 
 
 def _refuse_processes(event: str, _: tuple[object, ...]) -> None:

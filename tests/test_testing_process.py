@@ -7,7 +7,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from harness.wait import PATIENCE_S
+
+pytestmark = pytest.mark.processes
 
 CONFIG = """
 - name: streams

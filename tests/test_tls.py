@@ -12,6 +12,8 @@ from cortex.errors import CertificateError
 from cortex.tls import CertificateFiles, fingerprint_of, has_name, shown_name
 from harness.servers.certificates import write_pair
 
+pytestmark = pytest.mark.processes
+
 
 def test_loads_a_pair_with_names_expiry_and_chain(tmp_path: Path) -> None:
     certificate, key = write_pair(tmp_path, "*.example.com", "cortex.example.com", "10.0.0.1")

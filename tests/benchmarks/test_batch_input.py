@@ -10,6 +10,8 @@ from benchmarks.tools.batch_client import lines
 from benchmarks.tools.processes import cpu_with_ended_s
 from benchmarks.user_code.batch_driver import batches
 
+pytestmark = pytest.mark.processes
+
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 

@@ -13,6 +13,8 @@ from harness.installations.command_line import cortex
 from harness.jobs.job_operator import Operator
 from harness.servers.answering import reply
 
+pytestmark = pytest.mark.processes
+
 TOKEN = {
     "id": "8c1f0e5b9a",
     "name": "ci",

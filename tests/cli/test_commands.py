@@ -19,6 +19,8 @@ from harness.installations.installation import Installation, installation, write
 from harness.ports import free_port
 from harness.wait import has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
 class Handler:
     def __init__(self, config):

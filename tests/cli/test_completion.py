@@ -19,6 +19,8 @@ from harness.installations.command_line import cortex, environ
 from harness.jobs.job_data import JOB_ID, job
 from harness.jobs.job_operator import Operator
 
+pytestmark = pytest.mark.processes
+
 FILES = [":files"]
 
 

@@ -11,6 +11,8 @@ from harness.installations.command_line import cortex
 from harness.installations.terminal import on_terminal
 from harness.jobs.job_operator import Operator
 
+pytestmark = pytest.mark.processes
+
 
 def api(code: str = "live", ready: int = 0, **more: Any) -> dict[str, Any]:
     counts = {"requested": ready, "updated": {"ready": ready}, "stale": {"ready": 0}}

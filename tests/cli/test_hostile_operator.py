@@ -18,6 +18,8 @@ from harness.installations.command_line import CORTEX, environ
 from harness.installations.terminal import on_terminal
 from harness.servers.answering import Server, reply
 
+pytestmark = pytest.mark.processes
+
 Capture = pytest.CaptureFixture[str]
 SPEC = {"name": "t", "kind": "RealtimeAPI", "networking": {"auth": "none"}, "handler": {}}
 

@@ -16,6 +16,8 @@ from harness.installations.command_line import CORTEX, cortex, environ
 from harness.installations.installation import Installation, installation
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Installation]:

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cortex.lifecycle import JobStatus
 from harness.installations.command_line import CORTEX, cortex, environ
 from harness.jobs.job_data import BEGAN, JOB_ID, job, letter, status
 from harness.jobs.job_operator import Operator
+
+pytestmark = pytest.mark.processes
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

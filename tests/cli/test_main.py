@@ -24,6 +24,8 @@ from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, write_p
 from harness.installations.terminal import on_terminal
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("words", [["version"], ["--version"], ["-v"]])
 def test_version(tmp_path: Path, words: list[str]) -> None:

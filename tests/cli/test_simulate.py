@@ -11,6 +11,8 @@ from cortex.cli.commands.projects.simulate import panel, time_axis
 from harness.installations.command_line import cortex
 from harness.installations.installation import ECHO_SOURCE, write_project
 
+pytestmark = pytest.mark.processes
+
 CONFIG = """
 - name: one
   kind: RealtimeAPI

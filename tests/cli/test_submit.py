@@ -17,6 +17,8 @@ from harness.installations.terminal import on_terminal
 from harness.jobs.job_data import JOB_ID, job, letter, status
 from harness.jobs.job_operator import DONE, SUBMISSION, Operator
 
+pytestmark = pytest.mark.processes
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -19,6 +19,8 @@ from harness.installations.command_line import cortex
 from harness.jobs.job_data import BEGAN
 from harness.jobs.job_operator import Operator
 
+pytestmark = pytest.mark.processes
+
 NOW = BEGAN + timedelta(seconds=90)
 _RECORD = JobRecord(
     id="7ffff0000000abcd",

@@ -20,6 +20,8 @@ from harness.installations.deployed import BatchPredictor, Once, PythonPredictor
 from harness.installations.installation import Installation, installation, write_project
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SPEC: dict[str, Any] = {"name": "sdk", "kind": "RealtimeAPI", "handler": {"type": "python", "path": "handler.py"}}
 ECHO = """\
 class Handler:

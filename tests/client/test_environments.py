@@ -20,6 +20,8 @@ from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 URL = "https://cortex.example.com:8889"
 
 

@@ -15,6 +15,8 @@ from cortex.client.transport import Transport
 from cortex.errors import InputError
 from harness.servers.answering import Server, reply
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:

@@ -24,6 +24,8 @@ from cortex.client.transport import Transport
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from harness.servers.answering import Server, reply
 
+pytestmark = pytest.mark.processes
+
 RECORD = {"job_id": "7f00", "workers": 2}
 
 

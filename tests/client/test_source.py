@@ -11,6 +11,8 @@ import pytest
 
 from cortex.client.source import extract, save_class
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = '''\
 """A script."""
 from __future__ import annotations

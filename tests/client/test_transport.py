@@ -15,6 +15,8 @@ from cortex.client.transport import Transport, encode_query
 from cortex.errors import ConfigError, CortexError, Diagnostic, InputError, OperatorUnavailableError, UserError
 from harness.servers.answering import Server, reply
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server() -> Iterator[Server]:

@@ -18,6 +18,8 @@ from cortex.home import Home
 from cortex.tls import fingerprint_of
 from harness.servers.certificates import write_pair
 
+pytestmark = pytest.mark.processes
+
 
 class _Answering(BaseHTTPRequestHandler):
     def do_GET(self) -> None:

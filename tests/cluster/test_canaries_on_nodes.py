@@ -32,6 +32,8 @@ from cortex.worker.monitoring.tracker import PREDICTIONS_FOLDER, PredictionKind,
 from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
 class Handler:
     def __init__(self, config):

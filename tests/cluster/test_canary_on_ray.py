@@ -12,7 +12,7 @@ from harness.cluster.cluster_installation import OnRay
 from harness.installations.installation import write_project
 from harness.wait import wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(600)]
 SOURCE = """
     class Handler:
         def __init__(self, config):

@@ -32,6 +32,8 @@ from harness.cluster.fleets import eventually
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
 import os
 

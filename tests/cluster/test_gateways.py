@@ -27,7 +27,7 @@ from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import Upstream, backend, table
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 TIMEOUT_S = 150.0
 

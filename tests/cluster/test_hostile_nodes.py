@@ -32,6 +32,8 @@ from cortex.worker.spec import ProcessStatus, ReplicaStatus
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 from harness.replicas.specs import replica_spec
 
+pytestmark = pytest.mark.processes
+
 OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, "127.0.0.1")
 
 

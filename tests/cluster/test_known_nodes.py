@@ -21,6 +21,8 @@ from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer, local_nodes
 from harness.homes import temporary_home
 
+pytestmark = pytest.mark.processes
+
 ONE, TWO, MOVED = NodeAddress("a", "10.0.0.1", 1), NodeAddress("b", "10.0.0.2", 1), NodeAddress("a", "10.0.0.1", 2)
 
 

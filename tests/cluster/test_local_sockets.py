@@ -22,6 +22,8 @@ from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LocalNode]:

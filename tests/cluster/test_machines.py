@@ -13,6 +13,8 @@ from harness import TESTS
 from harness.cluster.machines import Machine, network, require_machines, wait_for_port
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 PING = """
 import socket, sys
 socket.create_connection((sys.argv[1], 8000), 1).close()

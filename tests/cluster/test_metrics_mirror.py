@@ -21,6 +21,8 @@ from cortex.home import Home
 from cortex.worker.monitoring.metrics import read_folder
 from harness.cluster.local_nodes import SECRET, LocalNode, local_nodes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def node() -> Iterator[LocalNode]:

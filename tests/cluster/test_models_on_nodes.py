@@ -27,7 +27,7 @@ from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
 from harness.wait import PATIENCE_S
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 SOURCE = """
 import pathlib

@@ -30,6 +30,7 @@ from harness.installations.installation import served, write_project
 from harness.wait import wait_until
 
 pytestmark = [
+    pytest.mark.ray,
     pytest.mark.processes,
     pytest.mark.long,
     pytest.mark.timeout(600),

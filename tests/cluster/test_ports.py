@@ -21,6 +21,8 @@ from cortex.cluster.transport import PeerError, connect
 from cortex.home import Home
 from harness.cluster.local_nodes import CREDENTIALS, SECRET, LocalNode, local_nodes
 
+pytestmark = pytest.mark.processes
+
 TLS_ALERT = b"\x15\x03"
 TRIES = {
     "nothing": b"",

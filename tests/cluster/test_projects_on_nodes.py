@@ -18,7 +18,7 @@ from cortex.home import Home
 from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from harness.cluster.ray_cluster import RayCluster
 from harness.installations.installation import write_project
 from harness.wait import wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
 
 SOURCE = """
     import os

@@ -23,7 +23,7 @@ from harness.installations.installation import write_project
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.timeout(600)]
 CONNECTIONS = 16
 REPLICAS = 3
 SOURCE = """

@@ -14,7 +14,7 @@ from harness.installations.installation import write_project
 from harness.installations.job_audit import mistakes
 from harness.wait import wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.timeout(600)]
 ITEMS, BATCH, WORKERS = 6000, 10, 3
 _CALL_BYTES = 16
 

@@ -23,7 +23,7 @@ from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
 from harness.cluster.ray_cluster import RayCluster, RayNode, ray_cluster
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(240)]
 CLUSTER_ID = "0123456789ab"
 SECRET = ClusterCredentials("a secret of this test", "127.0.0.1", 0).for_nodes
 CORES = 4

@@ -7,6 +7,8 @@ import pytest
 from cortex import __version__
 from cortex.cluster.ray_bridge import _reason
 
+pytestmark = pytest.mark.ray
+
 NOT_INSTALLED = """The actor died because of an error raised in its creation task, \
 \033[36mray::Reservation.__init__()\033[39m (pid=662, ip=10.77.6.6, actor_id=fa90f0a7, \
 repr=<cortex.cluster.ray_bridge.TemporaryActor object at 0x7f4e5adb7390>)

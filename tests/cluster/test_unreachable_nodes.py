@@ -27,7 +27,7 @@ from cortex.home import Home
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import LocalNode, local_nodes
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 
 @pytest.fixture

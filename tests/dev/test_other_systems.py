@@ -15,6 +15,8 @@ from harness.dev_terminal import DevTerminal
 from harness.jobs.job_data import JOB_ID
 from harness.jobs.job_operator import DONE, Operator
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent.parent
 IMITATION = ROOT / "tests" / "harness" / "other_systems"
 ENVIRON = {**os.environ, "PYTHONPATH": str(IMITATION)}

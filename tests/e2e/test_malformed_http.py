@@ -13,7 +13,7 @@ import pytest
 from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, served, write_project
 from harness.servers import malformed_http
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CLIENTS, SECONDS, GOOD_LIMIT_S = 8, 20.0, 10.0
 #: The gateway sends no answer to an unfinished request; the fuzzer does not wait for one.

@@ -18,8 +18,6 @@ from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.processes
-
 SOURCE = """
     class Handler:
         def __init__(self, config):

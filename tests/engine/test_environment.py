@@ -27,6 +27,8 @@ from cortex.errors import EnvironmentBuildError
 from cortex.home import Home
 from harness.wait import has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:

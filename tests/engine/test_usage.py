@@ -26,6 +26,8 @@ from cortex.processes.memory import MemoryUse
 from harness.replicas.fleet import READY, replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 MIB = 1024 * 1024
 #: A process whose first child uses CPU time and ends, and whose second child holds 64 MiB.
 PARENT = """

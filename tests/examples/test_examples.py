@@ -31,6 +31,8 @@ from harness.installations.example_cases import (
     ModelExample,
 )
 
+pytestmark = pytest.mark.processes
+
 MEBIBYTE = 1024 * 1024
 
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

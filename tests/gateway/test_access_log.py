@@ -10,12 +10,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cortex.gateway.haproxy import ACCESS_LOG_MAX_BYTES, rotate
 from cortex.gateway.routes import RoutingTable, Share, Split
 from cortex.home import Home
 from cortex.worker.monitoring.request_log import log_id
 from harness.replicas.replicas import complete_lines
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
+
+pytestmark = pytest.mark.processes
 
 
 async def lines(home: Home, number: int) -> list[dict[str, Any]]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 from cortex.home import Home
 from harness.servers.upstream import Answer, Client, ask, backend, table, world
+
+pytestmark = pytest.mark.processes
 
 FORGED = {"x-forwarded-for": "203.0.113.9", "x-forwarded-prefix": "/forged", "forwarded": "for=203.0.113.9"}
 

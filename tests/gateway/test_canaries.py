@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cortex.gateway.maps import CANARIES_MAP, fixed_maps, live_maps
 from cortex.gateway.routes import (
     ApiBackend,
@@ -23,6 +25,8 @@ from cortex.gateway.routes import (
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import World, ask, backend, eventually, world
+
+pytestmark = pytest.mark.processes
 
 SPLIT = Split("ab", "/ab", (Share("a", 50), Share("b", 50)))
 

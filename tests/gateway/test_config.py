@@ -20,6 +20,8 @@ from cortex.gateway.maps import ROUTES_MAP, UNAVAILABLE_MAP
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 
+pytestmark = pytest.mark.processes
+
 SOCKETS = GatewaySockets("/tmp/c/gateway.sock", "/tmp/c/successor.sock", "/tmp/c/inside.sock", "/tmp/c/refused.sock")
 IRIS = ApiBackend("iris", "/iris", 1.5, 1000, 7, "starting", (Server("iris-1-0", "/tmp/c/iris-1-0", 3),))
 SPECIAL = st.sampled_from("\n\r\t \"'\\%#$[]{}();,<>\x00\x7f\x85\u2028")

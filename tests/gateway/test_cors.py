@@ -17,6 +17,8 @@ from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Server, Share,
 from cortex.home import Home
 from harness.servers.upstream import Answer, Client, World, ask, backend, world
 
+pytestmark = pytest.mark.processes
+
 PAGE, OTHER = "https://page.example", "http://other.example:3000"
 ONLY_PAGE = Cors((PAGE,), ("Content-Type", "X-Tenant"))
 

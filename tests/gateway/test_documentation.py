@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from cortex.gateway.backends import GatewaySockets
 from cortex.gateway.config import GatewaySettings, render
 from cortex.gateway.maps import DOCS_ASSETS, DOCS_MAP, ROUTES_MAP, fixed_maps
 from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, table, world
+
+pytestmark = pytest.mark.processes
 
 SOCKETS = GatewaySockets("/s/stats", "/s/successor", "/s/inside", "/s/refusals")
 PATHS = ("/openapi.json", "/docs", "/docs/", *(f"/docs/{name}" for name in DOCS_ASSETS))

@@ -10,6 +10,8 @@ import pytest
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 
 async def test_open_requests_end_while_new_connections_are_refused(home: Home) -> None:
     async with world(home) as w:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import pytest
+
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, Load, ask, backend, eventually, release, table, world
 from harness.wait import PATIENCE_S
+
+pytestmark = pytest.mark.processes
 
 
 async def test_servers_are_added_and_removed_under_load_without_a_failed_request(home: Home) -> None:

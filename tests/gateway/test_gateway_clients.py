@@ -13,6 +13,8 @@ from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 
 async def test_each_chunk_of_a_streamed_response_is_forwarded_at_once(home: Home) -> None:
     async with world(home) as w:

@@ -24,6 +24,8 @@ from cortex.processes.identity import Identity
 from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
 from harness.wait import has_ended
 
+pytestmark = pytest.mark.processes
+
 
 async def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
     async with world(home) as w:

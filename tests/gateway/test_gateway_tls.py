@@ -14,6 +14,8 @@ from cortex.tls import CertificateFiles, ServerCertificate
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import Client, World, ask, backend, table, world
 
+pytestmark = pytest.mark.processes
+
 
 def loaded(folder: Path, name: str) -> ServerCertificate:
     return CertificateFiles(*write_pair(folder, name, stem=name)).load()

@@ -23,6 +23,8 @@ from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Server, Shar
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, run, table, world
 
+pytestmark = pytest.mark.processes
+
 Code = grpc.StatusCode
 
 

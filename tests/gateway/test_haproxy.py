@@ -13,6 +13,8 @@ from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
 from harness.servers.upstream import Client, ask, backend, eventually, release, table, world
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 REQUEST_ID = re.compile(r"\d{13}-\d+-\d+")
 
 

@@ -14,6 +14,8 @@ from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 
 async def waiting(w: World, number: int) -> None:
     """Wait until the API `iris` has `number` requests."""

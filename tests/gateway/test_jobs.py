@@ -15,6 +15,8 @@ from cortex.home import Home
 from harness.ports import free_port
 from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 AWAY = "the operator is not running; jobs can't be submitted, queried or stopped now"
 JOB = "68ad3f6c5cbb5c00"
 

@@ -16,7 +16,10 @@ from cortex.home import Home
 from harness.jobs.jobs_server import LIMITS, JobsServer, jobs_server
 from harness.servers.upstream import backend, run, table, world
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None and "CI" not in os.environ, reason="there is no curl")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(shutil.which("curl") is None and "CI" not in os.environ, reason="there is no curl"),
+]
 
 SUBMISSION = json.dumps({"workers": 1, "item_list": {"items": [1, 2, 3], "batch_size": 2}})
 

@@ -22,6 +22,8 @@ from cortex.home import Home
 from harness.replicas.replicas import complete_lines
 from harness.servers.upstream import Client, World, ask, backend, eventually, world
 
+pytestmark = pytest.mark.processes
+
 ONE, EVERY, OTHER = "ck_one_" + "a" * 43, "ck_every_" + "b-_" * 14, "ck_other_" + "c" * 43
 
 

@@ -13,6 +13,8 @@ from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.servers.upstream import Client, World, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 MIB = 1024 * 1024
 
 

@@ -7,10 +7,14 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from cortex.gateway.maps import PREFIXES_MAP, fixed_maps
 from cortex.gateway.routes import ApiBackend, ApiKey, Cors, RoutingTable, Share, Split, table_from_json, table_to_json
 from cortex.home import Home
 from harness.servers.upstream import Answer, ask, backend, eventually, world
+
+pytestmark = pytest.mark.processes
 
 OURS = ("x-cortex-endpoint", "x-cortex-splitter")
 

@@ -19,6 +19,8 @@ from cortex.home import Home
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import World, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 REFUSED = {
     "/limited": 413,
     "/keyed": 401,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiBackend, RoutingTable, Server, Share, Split
 from cortex.home import Home
 from harness.servers.upstream import ask, backend, table, world
+
+pytestmark = pytest.mark.processes
 
 
 def routed(*servers: Server, **settings: Any) -> ApiBackend:

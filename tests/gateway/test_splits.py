@@ -15,6 +15,8 @@ from cortex.home import Home
 from harness.homes import temporary_home
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, world
 
+pytestmark = pytest.mark.processes
+
 SPLIT = Split("ab", "/ab", (Share("a", 30), Share("b", 70)))
 
 

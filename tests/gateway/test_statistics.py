@@ -18,6 +18,8 @@ from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Answer, Client, Load, World, ask, backend, eventually, table, world
 
+pytestmark = pytest.mark.processes
+
 
 def seen(count: int, name: str = "api:a") -> dict[str, BackendState]:
     return {name: BackendState(responses={2: count})}

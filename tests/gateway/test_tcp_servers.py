@@ -21,6 +21,8 @@ from cortex.home import Home
 from harness import TESTS
 from harness.servers.upstream import Client, World, ask, backend, eventually, run, table, world
 
+pytestmark = pytest.mark.processes
+
 SECRET = "5ec2e7" * 8
 
 

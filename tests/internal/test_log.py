@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 CODE = """
 from cortex_internal.lib.log import logger as cortex_logger
 from cortex_internal.lib.log import logger

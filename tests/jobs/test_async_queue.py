@@ -23,6 +23,8 @@ from cortex.state.tables import KEYS_PER_JOB, batches, dead_letters, jobs, pendi
 from harness.jobs.job_store import StoreHarness, run_with_store
 from harness.servers.upstream import eventually
 
+pytestmark = pytest.mark.processes
+
 
 @given(body=st.binary(), content_type=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_a_workload_is_encoded_as_one_line_and_decoded(body: bytes, content_type: str) -> None:

@@ -31,7 +31,7 @@ from cortex.state.tables import dead_letters, first_key, jobs, results
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 from harness.servers.postgres import Postgres
 
-pytestmark = [pytest.mark.heavy, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.heavy, pytest.mark.long]
 
 WORKERS = [("one", 11), ("one", 12), ("two", 21), ("three", 31)]
 

@@ -17,6 +17,8 @@ from harness.servers.postgres import Postgres
 from harness.servers.tcp_proxy import ProxyAction, TcpProxy
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def proxy(postgres: Postgres) -> Iterator[TcpProxy]:

@@ -23,7 +23,7 @@ from harness import HARNESS
 from harness.jobs.job_checks import check_jobs
 from harness.servers.postgres import Postgres
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 KILLS = 8
 

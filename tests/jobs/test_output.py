@@ -23,6 +23,8 @@ from cortex.storage.client import list_objects, read
 from harness.servers.buckets import RemoteBucket
 from harness.servers.s3 import SwiftServer
 
+pytestmark = pytest.mark.processes
+
 JOB = "6a1f3b7c00000000"
 
 

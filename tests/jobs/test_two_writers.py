@@ -25,6 +25,8 @@ from harness.jobs.job_checks import ORIGIN, check_jobs, new_batches, options, pu
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 NOW = 1000.0
 T, U = TypeVar("T"), TypeVar("U")
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from cortex.models.memory_budget import SizeEstimator
 
+pytestmark = pytest.mark.processes
+
 MIB = 1024 * 1024
 SIZES = st.integers(0, 10_000 * MIB)
 GROWN = st.integers(-10_000 * MIB, 10_000 * MIB)

@@ -16,6 +16,8 @@ from cortex.telemetry import Logger
 from cortex.tls import CertificateFiles
 from harness.servers.certificates import write_pair
 
+pytestmark = pytest.mark.processes
+
 LOGGER = Logger("test")
 
 

@@ -29,6 +29,8 @@ from harness.installations.leading import FAST
 from harness.servers.postgres import Postgres
 from harness.servers.tcp_proxy import TcpProxy
 
+pytestmark = pytest.mark.processes
+
 
 class Candidate:
     """A process that competes for the leadership."""

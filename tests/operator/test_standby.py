@@ -18,6 +18,8 @@ from cortex.installation import Installation
 from harness.ports import free_port
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 #: A link-local address without a zone is unreachable, like every address without network.
 NOWHERE = "[fe80::1]:6379"
 

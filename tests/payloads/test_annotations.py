@@ -36,6 +36,8 @@ from cortex.payloads.annotations import (
 from cortex.payloads.openapi.schemas import example_of
 from cortex.payloads.validation import MAX_PROBLEMS, PayloadError
 
+pytestmark = pytest.mark.processes
+
 
 class Iris(pydantic.BaseModel):
     sepal_length: float = pydantic.Field(gt=0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 #: Package of the lists of all older versions → module.
 PACKAGES = {

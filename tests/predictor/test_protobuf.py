@@ -14,6 +14,8 @@ from cortex.predictor.interface import GENERATIONS, for_grpc
 from cortex.predictor.protobuf import bind_service, load_definition
 from harness.servers.grpc_client import NUMBERS
 
+pytestmark = pytest.mark.processes
+
 
 def test_messages_of_imported_files_are_imported_first(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()

@@ -13,6 +13,8 @@ from cortex.processes.daemon import Daemon, kill_session, output_tail
 from cortex.processes.identity import Identity
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SLEEP = ["sh", "-c", "echo started; sleep 1000 & sleep 1000"]
 
 

@@ -17,6 +17,8 @@ import pytest
 from cortex.processes.identity import Identity
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 OWN = Identity.of(os.getpid())
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from cortex.errors import ConfigError
 from cortex.projects.dotenv import check_dotenv, parse_dotenv, read_dotenv
 
+pytestmark = pytest.mark.processes
+
 AMBIENT = {"HOME": "/home/me", "WORD": "two words", "EMPTY": ""}
 
 GOOD = [

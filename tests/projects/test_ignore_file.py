@@ -11,6 +11,8 @@ import pytest
 
 from cortex.projects.ignore_file import IgnoreFile, parse_pattern
 
+pytestmark = pytest.mark.processes
+
 # fmt: off
 _SEGMENTS = [
     "a", "b", "ab", "1", "x9", "A", "a*", "*", "?", "**", "[ab]", "[!a]", "[^a]", "[a-c]", "[[:digit:]]",

@@ -16,6 +16,8 @@ from cortex.state.revision import Revision
 from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:

@@ -28,6 +28,8 @@ from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.tables import facts, job_metadata, metadata, schema_version
 from harness.servers.postgres import Postgres
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def engines() -> Iterator[list[Engine]]:

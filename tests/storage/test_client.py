@@ -19,6 +19,8 @@ from harness.ports import free_port
 from harness.servers.public_bucket import PublicBucket, public_bucket
 from harness.servers.s3 import SwiftServer
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _no_proxy_and_no_credentials_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

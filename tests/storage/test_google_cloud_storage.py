@@ -13,6 +13,8 @@ from cortex.errors import StorageError
 from cortex.storage.client import download, fetch, list_objects, read
 from harness.servers.buckets import RemoteBucket, start_gcs
 
+pytestmark = pytest.mark.processes
+
 CONTENT = {"1/model.bin": b"one", "1/vars/a.txt": b"a", "1/with space é+%?#&.txt": b"odd", "10/model.bin": b"ten"}
 
 

@@ -14,6 +14,8 @@ from cortex.storage.objects import flaw_of_name
 from harness.servers.buckets import start_gcs
 from harness.servers.public_bucket import PublicBucket, public_bucket
 
+pytestmark = pytest.mark.processes
+
 QUERY = "?prefix=d%2F&marker=d%2Fa+b&max-keys=1000&encoding-type=url&x-id="
 EMULATOR = {"service_account_key": '{"gcs_base_url": "http://127.0.0.1:1"}'}
 

@@ -22,6 +22,8 @@ from cortex.storage.streams import ObjectReader, check_writable, upload
 from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
+pytestmark = pytest.mark.processes
+
 KINDS = ("s3", "gs", "local")
 #: The Google test server does not support writes by obstore.
 WRITABLE = ("s3", "local")

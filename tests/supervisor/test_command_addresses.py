@@ -18,6 +18,8 @@ from harness.replicas.commands import running_command
 from harness.replicas.replicas import Answer, Replica
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 #: Listens at the host in the file `host`, and again whenever that changes; at "nowhere" it closes its socket.
 MOVES = """
     import encodings.idna, http.server, os, socket, sys, threading, time

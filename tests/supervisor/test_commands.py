@@ -20,6 +20,8 @@ from harness.replicas.commands import ON_PORT, ON_SOCKET, SERVER, running_comman
 from harness.replicas.replicas import Answer, Replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 OF_GATEWAY = FROM_GATEWAY | {"x-cortex-endpoint": "/own"}
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import orjson
 import psutil
+import pytest
 
 from cortex.lifecycle import DeathCause
 from cortex.worker.working_copy import copies_folder
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
 from harness.wait import has_ended, wait_until
+
+pytestmark = pytest.mark.processes
 
 SOURCE = """
     import os, random, subprocess, sys, time

@@ -6,12 +6,16 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from cortex.config.schema import Dependencies
 from cortex.engine.environment import prepare_environment
 from cortex.home import Home
 from cortex.worker.spec import ENVIRONMENT_COMPILED
 from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
+
+pytestmark = pytest.mark.processes
 
 SOURCE = """
     class Handler:

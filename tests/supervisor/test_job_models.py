@@ -19,6 +19,8 @@ from harness.models.model_makers import onnx_model
 from harness.models.scripted_agents import ScriptedAgent, catalogue, scripted_agent
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     class ONNXPredictor:
         def __init__(self, onnx_client, config, job_spec):

@@ -16,6 +16,8 @@ from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
     import ctypes, os, time
     from pathlib import Path

@@ -16,6 +16,8 @@ from harness.models.scripted_agents import ScriptedAgent, scripted_agent
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 PYTHON = """
     import os, time
 

@@ -21,6 +21,8 @@ from harness.replicas.reloading_replicas import model_of, problems, replica
 from harness.replicas.replicas import running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def agent() -> Iterator[ScriptedAgent]:

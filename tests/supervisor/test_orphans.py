@@ -15,6 +15,8 @@ import pytest
 from harness.replicas.replicas import Answer, Replica, UnixConnection, read, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
     import asyncio, atexit, os, pathlib, subprocess, sys, time
 

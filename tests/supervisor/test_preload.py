@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.worker.spec import ReplicaStatus
 from cortex.worker.working_copy import copies_folder
 from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
+
+pytestmark = pytest.mark.processes
 
 HANDLER = """
     import os, pathlib, random, subprocess, sys, time

@@ -10,6 +10,8 @@ from cortex.processes.limits import usable_processors
 from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 USABLE = os.sched_getaffinity(0)
 SOURCE = """
     import os

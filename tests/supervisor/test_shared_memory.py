@@ -12,6 +12,8 @@ import pytest
 from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import os, signal, sys, threading
     from multiprocessing import shared_memory

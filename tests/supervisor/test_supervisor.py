@@ -22,6 +22,8 @@ from cortex.worker.spec import StartFailure
 from harness.replicas.replicas import Replica, UnixConnection, new_request_id, read, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
     import ctypes, os, subprocess, sys, threading, time
 

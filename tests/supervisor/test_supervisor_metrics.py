@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cortex.worker.monitoring.metrics import SUPERVISOR, SeriesKind, read_folder, series_key
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
+
+pytestmark = pytest.mark.processes
 
 HANDLER = """
     import os

@@ -25,6 +25,8 @@ from harness.replicas import replicas
 from harness.replicas.replicas import Replica, TcpConnection, UnixConnection, read, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 agent = rollout.agent  # a fixture
 
 SECRET = "5ec2e7" * 8

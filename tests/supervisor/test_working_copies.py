@@ -16,6 +16,8 @@ from cortex.worker.working_copy import STRATEGY_VARIABLE, copies_folder
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 #: The constructor downloads the model that `config` names, as the documents of the original system do.
 SOURCE = """
     import ctypes, os, warnings

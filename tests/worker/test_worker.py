@@ -9,10 +9,14 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.wait import PATIENCE_S, has_ended, wait_until
+
+pytestmark = pytest.mark.processes
 
 HANDLER = """
     import json, os, sys, time

@@ -34,6 +34,8 @@ from cortex.processes.daemon import kill_session
 from cortex.processes.identity import Identity
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 HOST = "127.0.0.1"
 SECRET = ClusterCredentials("a secret of this test", "127.0.0.1", 0).for_nodes
 ASK = """

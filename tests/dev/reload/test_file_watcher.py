@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cortex.dev.reload.file_watcher import FileWatcher
+
+pytestmark = pytest.mark.processes
 
 
 def watcher(*paths: Path) -> FileWatcher:

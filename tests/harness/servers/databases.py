@@ -31,7 +31,7 @@ def postgresql_url(postgres: Postgres) -> Iterator[str]:
     postgres.return_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
     """An empty database of the test's own, of each kind."""
     if request.param == "sqlite":

@@ -42,6 +42,8 @@ from cortex.jobs.spec import (
     StopSignal,
 )
 
+pytestmark = pytest.mark.processes
+
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 json_values = st.recursive(st.none() | st.integers(-(2**53), 2**53) | texts, lambda inner: st.lists(inner, max_size=3))
 payloads = json_values.map(orjson.dumps)

@@ -23,6 +23,8 @@ from harness.servers.buckets import Bucket, LocalBucket, all_kinds
 from harness.servers.public_bucket import public_bucket
 from harness.servers.s3 import SwiftServer
 
+pytestmark = pytest.mark.processes
+
 KINDS = ("s3", "gs", "local")
 LIMIT = 256_000
 FILES = {

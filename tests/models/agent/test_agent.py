@@ -12,6 +12,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from cortex.home import Home
 from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource, Pin
@@ -20,6 +22,8 @@ from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
 from harness.wait import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.processes
 
 # Catalogue updates.
 

@@ -6,12 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from cortex.models.spec import DEFAULT_MODEL, Catalogue
 from harness.models.model_agents import AgentClient, RunningAgent, latest, of_dir, of_path, read_latest
 from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
 from harness.wait import wait_until
+
+pytestmark = pytest.mark.processes
 
 
 def test_the_confirmed_catalogue_stays_while_storage_is_down(agent: RunningAgent, swift: SwiftServer) -> None:

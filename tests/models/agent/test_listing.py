@@ -26,6 +26,8 @@ from cortex.storage.objects import StoredObject
 from harness.models.catalogues import catalogue_models
 from harness.servers.s3 import PAGE_KEYS, SwiftServer
 
+pytestmark = pytest.mark.processes
+
 
 class Place:
     """A folder of some storage."""

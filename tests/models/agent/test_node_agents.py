@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 from harness.models.model_agents import AgentClient, RunningAgent
@@ -15,6 +17,8 @@ from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
 from harness.wait import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.processes
 
 POLL_S = 0.5
 NODES = 4

@@ -17,6 +17,8 @@ from cortex.worker.spec import ReplicaStatus
 from harness.replicas.fleet import READY, STARTING, replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 #: A process with a child that keeps a core busy.
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 #: A process that uses 0.2 s of CPU time, then sleeps.

@@ -19,6 +19,8 @@ from cortex.state.queries.audit import AuditEntry, AuditStore
 from cortex.state.queries.keys import KeyStore
 from harness.servers.dashboard import Parts, ServedDashboard, assert_readable, served_dashboard
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = '<script>alert("1")</script>'
 KEY = re.compile(r"ck_[0-9a-f]{10}_[A-Za-z0-9_-]{43}")
 TOKEN = re.compile(r"ct_[0-9a-f]{10}_[A-Za-z0-9_-]{43}")

@@ -17,7 +17,7 @@ from harness.requirements import require_programs
 from harness.servers.browser import TAB, Browser, browser
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 HOSTILE = HANDLER.replace(
     "        self.answer",

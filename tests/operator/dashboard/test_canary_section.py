@@ -17,6 +17,8 @@ from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.dashboard.samples import ApiSample
 from harness.servers.dashboard import assert_readable, served_dashboard
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = "<script>alert(1)</script>"
 FINDINGS = [
     PropertyFinding("errors", Finding.UNKNOWN, 0.01, 0.0125, 0.005, 1414.2),

@@ -23,6 +23,8 @@ from cortex.operator.dashboard.pages.cluster import (
 from harness.replicas.fleet import FAILED, READY, replica
 from harness.servers.dashboard import ServedDashboard, assert_readable, served_dashboard
 
+pytestmark = pytest.mark.processes
+
 GIB = 2**30
 HOSTILE = "<script>alert(1)</script>"
 NO_RESOURCES = ClusterResources()

@@ -15,7 +15,7 @@ from harness.requirements import require_programs
 from harness.servers.browser import Browser, browser
 from harness.wait import wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 CONFIG = """
 - name: invoices

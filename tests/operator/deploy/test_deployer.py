@@ -20,6 +20,8 @@ from cortex.state.queries.apis import ApiChange
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project
 
+pytestmark = pytest.mark.processes
+
 FUNCTIONS = "def predict(sample, metadata):\n    return sample\n"
 
 

@@ -10,6 +10,8 @@ from cortex.errors import ConfigError
 from cortex.operator.deploy.diagnose import Machine, diagnose
 from harness.servers.public_bucket import public_bucket
 
+pytestmark = pytest.mark.processes
+
 FUNCTIONS = """\
 - kind: deployment
   name: iris

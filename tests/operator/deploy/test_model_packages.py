@@ -19,6 +19,8 @@ from harness.models.model_makers import onnx_model
 from harness.replicas.specs import replica_spec
 from harness.servers.public_bucket import public_bucket
 
+pytestmark = pytest.mark.processes
+
 XGBOOST_9 = '{"learner":{},"version":[9,8,7]}'
 
 

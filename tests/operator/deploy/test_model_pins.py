@@ -14,6 +14,8 @@ from cortex.operator.deploy.model_pins import pin_models, pins_of, with_pins
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import config
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
 class Handler:
     def __init__(self, config, model_client):

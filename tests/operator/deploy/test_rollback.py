@@ -15,6 +15,8 @@ from cortex.telemetry import Logger
 from harness.installations.deploy_desk import Desk
 from harness.installations.running import HANDLER, config, project
 
+pytestmark = pytest.mark.processes
+
 CHANGED = HANDLER + "\n# changed\n"
 
 

@@ -16,6 +16,8 @@ from cortex.worker.monitoring.request_log import END, MARK
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 async def read(response: object) -> list[str]:
     return "".join([part async for part in response.body_iterator]).splitlines()  # type: ignore[attr-defined]

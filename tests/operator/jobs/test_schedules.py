@@ -10,6 +10,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from cortex.config.schema import Api
 from cortex.home import Home
 from cortex.jobs.schedule_state import read_schedules
@@ -17,6 +19,8 @@ from cortex.lifecycle import JobStatus
 from harness import TESTS
 from harness.jobs.crashing_schedules import BEGIN, STEP_S
 from harness.jobs.schedules import ScheduleHarness, open_schedules, task_api
+
+pytestmark = pytest.mark.processes
 
 NOON = 1_750_000_800.0 // 86400 * 86400 + 43_200
 

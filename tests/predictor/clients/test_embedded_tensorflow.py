@@ -20,7 +20,7 @@ from cortex.predictor.estimators.loader import DetectedLoader
 from harness.models.serving_conformance import check_outputs_are_those_of_tensorflow, request
 from harness.models.tensorflow_models import make
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 

@@ -22,6 +22,8 @@ from harness.models.serving_conformance import check_outputs_are_those_of_tensor
 from harness.models.tensorflow_models import make
 from harness.wait import SLACK, has_ended, wait_until
 
+pytestmark = pytest.mark.processes
+
 ROW = [5.1, 3.5, 1.4, 0.2]
 SCRIPT = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"
 

@@ -30,7 +30,7 @@ from harness.ports import free_port
 from harness.wait import wait_until
 
 #: The models are those of test_embedded_tensorflow.py, whose outputs `make test` compares.
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 ROW = [5.1, 3.5, 1.4, 0.2]
 SERVER = Path(__file__).parents[2] / "harness" / "models" / "tensorflow_model_server.py"

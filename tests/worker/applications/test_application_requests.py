@@ -16,6 +16,8 @@ from harness.replicas.applications import ENDPOINT, FROM_GATEWAY, ask
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import asyncio, contextlib, os
     from fastapi import BackgroundTasks, FastAPI, Request

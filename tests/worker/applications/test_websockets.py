@@ -12,6 +12,8 @@ from harness.replicas.applications import websocket
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import ctypes, time
     from fastapi import FastAPI, WebSocket, WebSocketException

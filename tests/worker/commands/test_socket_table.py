@@ -12,6 +12,8 @@ import pytest
 
 from cortex.worker.commands.socket_table import ListeningSocket, SocketTable, holds, is_held_by
 
+pytestmark = pytest.mark.processes
+
 IPV4, IPV6 = "127.0.0.1", "::1"
 
 

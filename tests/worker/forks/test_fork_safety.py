@@ -20,6 +20,8 @@ from cortex.worker.forks.fork_safety import (
     tensorflow_problem,
 )
 
+pytestmark = pytest.mark.processes
+
 MAPS = """\
 55d0c0a00000-55d0c0a01000 r-xp 00000000 fe:01 11 /usr/bin/python3.11
 7f10a0000000-7f10a0021000 rw-p 00000000 00:00 0

@@ -15,6 +15,8 @@ from cortex.predictor.user_forks import end_if_forked, process_id
 from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, SLACK, wait_until
 
+pytestmark = pytest.mark.processes
+
 LEAVING = """
     import os, sys
 

@@ -19,6 +19,8 @@ from cortex.worker.requests.runner import QUICK_CALLS
 from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 SYNC = """
     import cortex, os, pathlib, time
 

@@ -20,6 +20,8 @@ from harness.connections import read_until
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 ECHO = "def predict(sample, metadata):\n    return sample\n"
 
 

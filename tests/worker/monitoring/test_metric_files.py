@@ -31,6 +31,8 @@ from cortex.worker.monitoring.metrics import (
 )
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 def test_parse_key_is_the_inverse_of_series_key() -> None:
     key = series_key(SeriesKind.COUNTER, "hits", {"b": 'x"y', "a": "ß"})

@@ -17,6 +17,8 @@ from cortex.worker.monitoring.tracker import (
     read_predictions,
 )
 
+pytestmark = pytest.mark.processes
+
 NUMBER, CLASS = PredictionKind.NUMBER, PredictionKind.CLASS
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from cortex.worker.monitoring.metrics import (
     BatchRecorder,
     MetricFile,
@@ -16,6 +18,8 @@ from cortex.worker.monitoring.metrics import (
 )
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
+
+pytestmark = pytest.mark.processes
 
 SOURCE = """
     class Handler:

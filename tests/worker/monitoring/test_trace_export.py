@@ -10,6 +10,8 @@ import pytest
 from cortex.worker.monitoring import trace_export
 from cortex.worker.monitoring.trace_export import find_problem, is_requested
 
+pytestmark = pytest.mark.processes
+
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 

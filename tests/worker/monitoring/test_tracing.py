@@ -14,6 +14,8 @@ from harness.replicas.replicas import new_request_id, running_replica
 from harness.servers.collector import Collector, Span, collector
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
 HANDLER = """

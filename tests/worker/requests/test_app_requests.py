@@ -7,8 +7,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.processes
 
 
 def test_each_http_method_calls_its_handler_and_others_get_405() -> None:

@@ -12,6 +12,8 @@ import pytest
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_generator_is_streamed_while_it_runs() -> None:
     source = """

@@ -9,6 +9,8 @@ import pytest
 
 from harness.replicas.replicas import Replica, running_replica
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import cortex
 

@@ -10,6 +10,8 @@ import pytest
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S, SLACK, wait_until
 
+pytestmark = pytest.mark.processes
+
 REFUSED = {"error": "RuntimeError"}
 #: What plain user code does with event loops, and the right result.
 ATTEMPTS = {

@@ -11,6 +11,8 @@ import pytest
 from harness.replicas.replicas import running_replica
 from harness.wait import PATIENCE_S
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
 import time
 

@@ -20,6 +20,8 @@ from cortex.lifecycle import DeathCause, ProcessState
 from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
     import asyncio, ctypes, os, socket, sys, threading, time
     from starlette.responses import Response

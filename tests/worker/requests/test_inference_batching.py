@@ -16,6 +16,8 @@ from harness.connections import unread_bytes
 from harness.replicas.replicas import Replica, read, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 #: The first call waits at a gate, so that all requests sent meanwhile form the second.
 SOURCE = """
     import asyncio, os, pathlib, time

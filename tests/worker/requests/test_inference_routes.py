@@ -12,6 +12,8 @@ import pytest
 from harness.replicas.replicas import Answer, Replica, new_request_id, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import asyncio, os, threading
     import numpy as np

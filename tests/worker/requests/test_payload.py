@@ -44,6 +44,8 @@ from cortex.worker.requests.payload import (
     stream_media_type,
 )
 
+pytestmark = pytest.mark.processes
+
 INT64 = st.integers(-(2**63), 2**64 - 1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.none() | st.booleans() | INT64 | st.floats(allow_nan=False, allow_infinity=False) | TEXTS

@@ -12,6 +12,8 @@ from cortex.lifecycle import ProcessState
 from harness.replicas.replicas import running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 HANDLER = """
     class Handler:
         def __init__(self, config):

@@ -15,6 +15,8 @@ from cortex.recording.files import Recording
 from harness.replicas.replicas import new_request_id, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 CLASS = """
     class Handler:
         def __init__(self, config):

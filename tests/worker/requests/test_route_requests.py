@@ -14,6 +14,8 @@ from cortex.worker.monitoring.metrics import parse_key, read_folder
 from harness.replicas.replicas import Answer, Replica, new_request_id, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 SOURCE = """
     import asyncio, os, threading, time
     import cortex

@@ -11,6 +11,8 @@ import test_hostile_code as hostile_code
 
 from harness.replicas import replicas
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     "test",

@@ -11,6 +11,8 @@ from PIL import Image
 from harness.replicas.replicas import Replica, running_replica
 from harness.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 TYPED = """
     import dataclasses
     from typing import Annotated
