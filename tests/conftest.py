@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from cortex.home import Home
 from cortex.processes.sockets import allow_descriptors
+from harness.guard import start_guard
 from harness.servers.buckets import swift, swift_server
 from harness.servers.databases import postgres, postgresql_url, where
 
@@ -51,9 +52,11 @@ gc.disable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the fast loop, fail each test that starts a process, and try fewer examples."""
+    """In the fast loop, fail each test that starts a process, and try fewer examples; in others, end what is left."""
     if _is_fast(config):
         sys.addaudithook(_refuse_processes)
+    else:
+        start_guard()
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("fast" if _is_fast(config) else "main")
 
