@@ -24,9 +24,18 @@ from cortex.home import Home
 from cortex.processes.sockets import allow_descriptors
 from harness.guard import start_guard
 from harness.servers.buckets import swift, swift_server
-from harness.servers.databases import postgres, postgresql_url, where
+from harness.servers.databases import postgres, postgresql_url, quick_databases, real_databases, where
 
-__all__ = ["home", "postgres", "postgresql_url", "swift", "swift_server", "where"]
+__all__ = [
+    "home",
+    "postgres",
+    "postgresql_url",
+    "quick_databases",
+    "real_databases",
+    "swift",
+    "swift_server",
+    "where",
+]
 
 # A shell makes background commands ignore interrupts, and with them every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

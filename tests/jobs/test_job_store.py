@@ -35,7 +35,7 @@ from harness.jobs.job_checks import ORIGIN, new_batches, options
 from harness.jobs.job_store import StoreHarness, run_with_store
 
 
-def test_the_database_is_private_durable_and_vacuumed(tmp_path: Path) -> None:
+def test_the_database_is_private_durable_and_vacuumed(tmp_path: Path, real_databases: None) -> None:
     engine = open_jobs_sqlite(tmp_path / "jobs.db")
     with engine.connect() as connection:
         pragmas = ("journal_mode", "synchronous", "auto_vacuum")

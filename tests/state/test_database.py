@@ -15,6 +15,8 @@ from cortex.state.queries.apis import ApiStore
 from cortex.state.tables import apis, metadata, schema_version, serving_revisions
 from harness import TESTS
 
+pytestmark = pytest.mark.usefixtures("real_databases")
+
 #: Migrations of version 0.1.0, which kept no history.
 _BEFORE_HISTORY = 7
 

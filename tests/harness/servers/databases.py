@@ -1,17 +1,60 @@
-"""Fixtures of databases: a test that takes `where` runs on SQLite and on PostgreSQL."""
+"""Fixtures of databases: a test that takes `where` runs on SQLite and on PostgreSQL.
+
+In the process of the tests, new SQLite files are copies of one that has been migrated, and are not synced to the disk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import Engine
 
+from cortex.state import database
 from cortex.state.database import Where
+from cortex.state.migrations import JOB_MIGRATIONS, MIGRATIONS, Migration
 
 if TYPE_CHECKING:
     from harness.servers.postgres import Postgres
+
+_migrate, _configure = database.migrate, database._configure
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Create SQLite databases in a fifth of the time."""
+    made: dict[Sequence[Migration], Path] = {}
+
+    def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS, name: str = "") -> None:
+        path = Path(str(engine.url.database))
+        is_new = engine.dialect.name == "sqlite" and path.exists() and not path.stat().st_size
+        if is_new and migrations in (MIGRATIONS, JOB_MIGRATIONS):
+            if migrations not in made:
+                made[migrations] = tmp_path_factory.mktemp("migrated") / "database.db"
+                pragmas = database.JOB_PRAGMAS if migrations is JOB_MIGRATIONS else database.PRAGMAS
+                template = database.sqlite_engine(made[migrations], pragmas)
+                _migrate(template, migrations)
+                template.dispose()
+            shutil.copyfile(made[migrations], path)
+        _migrate(engine, migrations, name)
+
+    def configure(pragmas: Sequence[str], *connected: Any) -> None:
+        _configure((*pragmas, "synchronous = OFF"), *connected)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "migrate", migrate)
+        patch.setattr(database, "_configure", configure)
+        yield
+
+
+@pytest.fixture
+def real_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create SQLite databases as an operator does."""
+    monkeypatch.setattr(database, "migrate", _migrate)
+    monkeypatch.setattr(database, "_configure", _configure)
 
 
 @pytest.fixture(scope="session")
