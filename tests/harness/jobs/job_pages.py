@@ -21,7 +21,11 @@ from cortex.installation import OperatorIdentity
 from cortex.jobs.spec import BatchFailure, JobOrigin, JobRecord, NewBatch, Report, Workload
 from cortex.lifecycle import ApiKind, JobStatus, TokenScope
 from cortex.operator.access.tokens import Principal, Tokens
-from cortex.operator.dashboard.app import create_dashboard
+from cortex.operator.dashboard.app import with_sessions
+from cortex.operator.dashboard.pages.jobs import job_pages
+from cortex.operator.dashboard.pages.schedules import schedule_pages
+from cortex.operator.dashboard.pages.workloads import workload_pages
+from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.dashboard.sessions import Sessions
 from cortex.operator.http.services import Services
 from cortex.processes.identity import Identity
@@ -63,7 +67,14 @@ class JobPages:
         }
         empty: dict[str, Any] = dict.fromkeys(field.name for field in fields(Services))
         self.services = Services(**(empty | given))
-        self._app: ASGIApp = create_dashboard(self.services, self._sessions, Logger("test"))
+        shown = Pages("127.0.0.1:8889")
+        self._app: ASGIApp = with_sessions(
+            [pages(self.services, shown) for pages in (job_pages, workload_pages, schedule_pages)],
+            identity.url,
+            self._sessions,
+            shown,
+            Logger("test"),
+        )
         self.sign_in()
 
     def sign_in(self, scope: TokenScope = TokenScope.ADMIN, api: str | None = None) -> None:
