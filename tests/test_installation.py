@@ -24,8 +24,8 @@ def test_settings_are_stored_for_the_next_operator(home: Home) -> None:
 def test_the_limit_of_connections_per_address_stays(home: Home) -> None:
     Installation().changed(connections_per_address=9000).write(home)
     assert Installation.read(home).changed(connections_per_address=None).connections_per_address == 9000
-    Installation().write(home)
-    assert Installation.read(home).connections_per_address == 0
+    Installation.read(home).changed(connections_per_address=0).write(home)
+    assert Installation.read(home) == Installation()
     (home.path / "installation.json").write_text('{"gateway_port": 0}')
     with pytest.raises(InputError, match="gateway_port is 0"):
         Installation.read(home)

@@ -123,6 +123,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         (["logs", "a", "--tail", "all"], "argument --tail: must be a number from 0 to 1,000,000 (got all)"),
         (["env"], "the following arguments are required: ACTION (list, configure, default, delete, rename)"),
         (["up", "--gateway-port", "70000"], "70000 is not a valid port"),
+        (["up", "--connections-per-address", "0"], "must be 1 to 65535, or default (got 0)"),
         (["deploy", "nope.yaml"], "nope.yaml: does not exist"),
         (
             ["deploy"],

@@ -183,14 +183,20 @@ async def test_a_body_whose_first_mebibyte_arrives_too_slowly_is_refused(home: H
 
 
 @pytest.mark.parametrize("limit", [0, 5])
-async def test_one_address_can_fill_a_part_of_the_buffers_only(home: Home, limit: int) -> None:
+async def test_one_address_can_fill_a_part_of_the_buffers_only(
+    home: Home, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world(home, max_buffers=40) as w:  # a quarter for each address
         await w.gateway.startup(table(backend("iris", await w.server("a")), connections_per_address=limit))
         slow = [await asyncio.open_connection("127.0.0.1", w.port) for _ in range(limit or 10)]
         for _, writer in slow:
             writer.write(SLOW_BODY)
+        await w.gateway.ensure_running()
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
             await ask(w.port, "/iris")
+        await w.gateway.ensure_running()
+        assert w.gateway.refused_connections == 1
+        assert "connections above the limit of one address were closed" in caplog.text
         reader, writer = await asyncio.open_connection("127.0.0.1", w.port, local_addr=("127.0.0.2", 0))
         writer.write(b"GET /iris HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cortex.gateway.runtime_api import BackendState, RuntimeApi, Unresponsive
-from cortex.gateway.statistics import BackendStats, ResponseCounters, average_ms, sum_stats
+from cortex.gateway.statistics import BackendStats, RefusedConnections, ResponseCounters, average_ms, sum_stats
 from cortex.home import Home
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Answer, Client, Load, World, ask, backend, eventually, table, world
@@ -301,3 +301,20 @@ async def test_totals_survive_restarts_of_operator_and_gateway(home: Home) -> No
         w.gateway = w.another_gateway()
         await w.gateway.startup(table(replace(iris, servers=())))
         assert (await counted(w)).get(2, 0) == 0
+
+
+def test_refused_connections_are_reported_once_a_minute() -> None:
+    refused = RefusedConnections()
+    reported = [
+        refused.add(worker, count, now)
+        for worker, count, now in [
+            (1, 500, 0),  # of a gateway that ran before the operator
+            (1, 500, 1),
+            (1, 502, 2),
+            (1, 509, 3),
+            (2, 1, 61),  # after a reload
+            (2, 1, 63),
+            (2, 1, 200),
+        ]
+    ]
+    assert (reported, refused.total) == ([0, 0, 2, 0, 0, 8, 0], 10)

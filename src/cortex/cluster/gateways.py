@@ -99,6 +99,11 @@ class GatewayFleet:
         """HAProxy's master process of the operator's own gateway."""
         return self._own.pid
 
+    @property
+    def refused_connections(self) -> int:
+        """Refused connections of the operator's own gateway; the others log theirs on their nodes."""
+        return self._own.refused_connections
+
     def size(self) -> int:
         """Return the number of gateways, the operator's own included."""
         # Before startup it is that of the last operator, so that HAProxy does not reload with other limits twice.

@@ -16,6 +16,10 @@ class Gateway(Protocol):
     def pid(self) -> int | None:
         """HAProxy's master process on the operator's machine."""
 
+    @property
+    def refused_connections(self) -> int:
+        """Connections above the limit of one address at the gateway on the operator's machine."""
+
     async def startup(self, table: RoutingTable) -> None:
         """Adopt the running HAProxy, or start one. Raises: GatewayError."""
 

@@ -376,7 +376,7 @@ frontend {FRONTEND}
   bind 'unix@{sockets.successor}' mode 600 proto h1{_of_successor(table, " name successor")}
   stick-table type ipv6 size {settings.max_connections} expire 1m store conn_cur
   tcp-request connection track-sc2 {_ADDRESS}
-  tcp-request connection reject if {{ sc2_conn_cur gt {_per_address(table, settings)} }}
+  tcp-request connection reject if {{ sc2_conn_cur gt {per_address(table, settings)} }}
   unique-id-format %[date(0,ms)]-%pid-%rt
   unique-id-header X-Cortex-Request-ID
 {frontend_log(table)}\
@@ -407,7 +407,8 @@ frontend {FRONTEND}
 """
 
 
-def _per_address(table: RoutingTable, settings: GatewaySettings) -> int:
+def per_address(table: RoutingTable, settings: GatewaySettings) -> int:
+    """Return the limit of connections from one address."""
     return table.connections_per_address or max(1, settings.max_buffers // _ADDRESS_PART)
 
 
@@ -415,7 +416,7 @@ def _stream_rules(table: RoutingTable, settings: GatewaySettings) -> str:
     """Return the rules that count the requests of HTTP/2, of which one connection may have many, as connections."""
     if not grpc_backends(table):
         return ""
-    is_too_many = f"{{ sc_conn_cur(3,{_STREAMS_BACKEND}) gt {_per_address(table, settings)} }}"
+    is_too_many = f"{{ sc_conn_cur(3,{_STREAMS_BACKEND}) gt {per_address(table, settings)} }}"
     return f"""\
   http-request track-sc3 {_ADDRESS} table {_STREAMS_BACKEND} if {{ fc_http_major 2 }}
   http-request deny deny_status 429 if {is_too_many}

@@ -27,6 +27,7 @@ from cortex.gateway.config import (
     GatewaySettings,
     RenderedConfig,
     description,
+    per_address,
     render,
 )
 from cortex.gateway.maps import BACKEND_PREFIX, CANARY_SUFFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
@@ -44,7 +45,13 @@ from cortex.gateway.runtime_api import (
     may_use,
     server_commands,
 )
-from cortex.gateway.statistics import BackendStats, ResponseTotals, backend_stats, in_flight_by_server
+from cortex.gateway.statistics import (
+    BackendStats,
+    RefusedConnections,
+    ResponseTotals,
+    backend_stats,
+    in_flight_by_server,
+)
 from cortex.home import SHARED_MEMORY, Home, write_private
 from cortex.processes.daemon import Daemon
 from cortex.processes.identity import Identity
@@ -146,6 +153,7 @@ class HaproxyGateway:
         self._failed_probes = 0
         self._totals = ResponseTotals(self._runtime, self._sockets.stats, self._folder / "counters.json", self._logger)
         self._averages: dict[str, float | None] = {}  # the last known ones, by API
+        self._refused = RefusedConnections()
         self._watch: int | None = None
         self._recovery: asyncio.Task[None] | None = None
 
@@ -153,6 +161,11 @@ class HaproxyGateway:
     def pid(self) -> int | None:
         """The pid of HAProxy's master process."""
         return self._process.pid
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections above the limit of one address since this process began."""
+        return self._refused.total
 
     async def startup(self, table: RoutingTable) -> None:
         """Adopt the HAProxy that runs for this home, or start one. Raises: GatewayError, also if the port is in use."""
@@ -259,6 +272,7 @@ class HaproxyGateway:
                 await self._totals.hold(workers.current)
                 seen, _ = await self._totals.count()
                 self._end_excess(workers, seen)
+                await self._count_refused(workers.current)
                 await self._end_revoked(workers)
                 for pid, backends in seen.items():
                     if commands := cut_off_commands(backends):
@@ -320,6 +334,16 @@ class HaproxyGateway:
                 memory_bytes=sum(each.memory_bytes for each in old),
             )
             self._process.end_worker(worker.pid)
+
+    async def _count_refused(self, worker: int) -> None:
+        count = await self._runtime.refused_connections(worker, FRONTEND)
+        if new := self._refused.add(worker, count, asyncio.get_running_loop().time()):
+            self._logger.warning(
+                "connections above the limit of one address were closed; if it is a load balancer's, raise the limit "
+                "with `cortex up --connections-per-address`",
+                connections=new,
+                limit=per_address(self._table, self._settings),
+            )
 
     def _note_revocation(self) -> None:
         """Have `_end_revoked` look for requests until none can begin to stream any more that was admitted before."""

@@ -133,6 +133,12 @@ class RuntimeApi:
                     raise
         return seen
 
+    async def refused_connections(self, pid: int, frontend: str) -> int:
+        """Return how many connections a rule of a frontend has refused in a worker."""
+        table = await self._read_table(f"@!{pid} show stat {frontend} 1 -1\n")
+        (row,) = csv.DictReader(table.lstrip("# ").splitlines())
+        return int(row["dcon"])
+
     async def end_keyed(self, pid: int, keys: Collection[str]) -> None:
         """End the open requests of a worker that have a key whose id is not in `keys`."""
         table = await self._read_table(f"@!{pid} show table {KEYED_BACKEND}\n")

@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import csv
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -39,6 +40,7 @@ from cortex.telemetry import Logger
 
 #: Number of requests over which HAProxy averages their times.
 _AVERAGED = 1024
+_REPORT_EVERY_S = 60.0
 
 #: Responses of each API by class of status: 1 to 5, and 0 for clients that disconnected before the response.
 Counts = dict[str, dict[int, int]]
@@ -194,6 +196,28 @@ def _add(totals: Counts, counts: Mapping[str, Mapping[int, int]]) -> None:
 
 def _parse_counts(data: Any) -> Counts:
     return {str(api): {int(kind): int(count) for kind, count in responses.items()} for api, responses in data.items()}
+
+
+class RefusedConnections:
+    """Connections that a gateway refused, and which of them a warning must report. Does no I/O."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._reported = 0
+        self._reported_at = -math.inf
+        self._last: tuple[int, int] | None = None
+
+    def add(self, worker: int, count: int, now: float) -> int:
+        """Add those of a worker, which counts from its start. Return the number to report now, once a minute."""
+        last = self._last
+        self._last = worker, count
+        if last is not None:  # a gateway that was adopted may have counted for days
+            self.total += count - last[1] if last[0] == worker else count
+        new = self.total - self._reported
+        if not new or now - self._reported_at < _REPORT_EVERY_S:
+            return 0
+        self._reported, self._reported_at = self.total, now
+        return new
 
 
 class ResponseTotals:

@@ -119,6 +119,7 @@ class ScriptedGateway:
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        self.refused_connections = 0
         self.tables: list[RoutingTable] = []
         self.busy: set[str] = set()
         self.is_reachable = True

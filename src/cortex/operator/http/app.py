@@ -197,7 +197,11 @@ def _status(services: Services) -> Json:
             "version": identity.version,
             "started_at": identity.started_at,
         },
-        "gateway": {"pid": services.gateway.pid, "url": identity.gateway_url},
+        "gateway": {
+            "pid": services.gateway.pid,
+            "url": identity.gateway_url,
+            "refused_connections": services.gateway.refused_connections,
+        },
         "gateways": cluster.fleet.describe() if cluster else [],
         "cluster": cluster and {"problem": cluster.placer.reason, "nodes": _nodes_up(services)},
         "models": {"pid": model_agent_pid} if model_agent_pid else None,

@@ -44,6 +44,7 @@ from cortex.worker.monitoring.metrics import (
 #: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.
 HELP: Mapping[str, str] = {
     "cortex_build_info": "Version of the operator; always 1.",
+    "cortex_refused_connections_total": "Connections above the gateway's limit for one address.",
     "cortex_requests_total": "Responses of the gateway by class of the status code; other: the client disconnected.",
     "cortex_requests_in_flight": "Requests inside the replicas.",
     "cortex_queue_length": "Requests waiting in the gateway for a replica.",
@@ -157,7 +158,8 @@ class Metrics:
     async def text(self) -> bytes:
         """Return the page for all APIs that are deployed."""
         records = self._store.records()
-        points = [gauge("cortex_build_info", 1, version=__version__)]
+        refused = counter("cortex_refused_connections_total", self._gateway.refused_connections)
+        points = [gauge("cortex_build_info", 1, version=__version__), refused]
         stats = await self._gateway_stats()
         jobs = await self._jobs.read(count_by_status) if any(record.spec.kind.runs_jobs for record in records) else {}
         workloads = await self._open_workloads()

@@ -69,6 +69,11 @@ def _show(status: dict[str, Any], session: Session) -> None:
     console.table(["process", "status", "pid", "url"], rows)
     if warning := cluster_problem(status):
         console.line(f"\n{warning}")
+    if refused := (status["gateway"] or {}).get("refused_connections"):
+        console.line(
+            f"\nthe gateway closed {refused} connections above its limit for one address; "
+            "`cortex up --connections-per-address` changes it"
+        )
     if status.get("gateways"):
         console.line()
         console.table(["gateway on node", "routes", "url"], [_gateway(gateway) for gateway in status["gateways"]])

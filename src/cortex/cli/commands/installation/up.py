@@ -98,8 +98,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--connections-per-address",
-        metavar="N",
-        type=int,
+        metavar="N|default",
+        type=_connections,
         help="connections that the gateway accepts from one address, such as a load balancer's (default: a quarter of"
         f" those that fit into half of the memory, 512 to 2500); {_STORED}",
     )
@@ -110,13 +110,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _connections(text: str) -> int:
+    if text == "default":
+        return Installation.connections_per_address
+    if text.isascii() and text.isdecimal() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be 1 to 65535, or default (got {text})")
+
+
 def run(arguments: argparse.Namespace, session: Session) -> int:
     """Start the operator, or report that it is running."""
     for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
         if port is not None and not 0 < port < 65536:
             raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
-    if arguments.connections_per_address is not None and not 0 < arguments.connections_per_address < 65536:
-        raise InputError(f"--connections-per-address {arguments.connections_per_address}: must be 1 to 65535")
     _check_foreground_options(arguments)
     deployment = _deployment(arguments.deploy, session) if arguments.deploy else None
     tls = _certificate_files(arguments)
