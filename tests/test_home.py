@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -116,6 +117,57 @@ def test_rejects_a_home_of_another_user_or_with_files_of_another_user(tmp_path: 
     for foreign in (home, Home(link)):
         with pytest.raises(InputError, match="can't be used: it belongs to the user 65533; set it to a folder of your"):
             foreign.prepare()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "is_accepted"),
+    [
+        (0, 0, 0o775, True),  # OpenShift: a user without a name in the group root
+        (0, 64_001, 0o2775, True),  # Kubernetes' fsGroup
+        (0, 64_002, 0o2775, False),  # a group that this process is not in
+        (0, 0, 0o777, False),
+        (64_003, 0, 0o775, False),
+    ],
+)
+def test_accepts_a_volume_of_root_that_only_a_group_of_the_container_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, group: int, mode: int, is_accepted: bool
+) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.token_file.touch(0o660)
+    for path in (home.token_file, home.run_dir, home.path):
+        os.chown(path, owner, group)
+        path.chmod(mode if path == home.path else 0o660 | mode & 0o2000)
+    monkeypatch.setattr("os.geteuid", lambda: 64_000)
+    monkeypatch.setattr("os.getgroups", lambda: [64_001])
+    with contextlib.nullcontext() if is_accepted else pytest.raises(InputError):
+        home.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "problem"),
+    [
+        ("run", 0o777, "other users can change run in it"),
+        ("projects", 0o702, "other users can change projects in it"),
+        ("state.db", 0o666, "other users can change state.db in it"),
+        ("token", 0o604, "other users can read token in it"),
+        ("state.db", 0o644, ""),
+    ],
+)
+def test_rejects_what_others_could_change_in_a_home_that_they_can_enter(
+    tmp_path: Path, name: str, mode: int, problem: str
+) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    path = home.path / name
+    if not path.exists():
+        path.touch()
+    path.chmod(mode)
+    home.check()  # nobody else can enter it
+    home.path.chmod(0o755)
+    with pytest.raises(InputError, match=problem) if problem else contextlib.nullcontext():
+        home.check()
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "foreign"])

@@ -164,10 +164,10 @@ class Home:
             raise self.unusable(error) from None
 
     def check(self) -> None:
-        """Check that the home, if it exists, is an accessible folder that only its user and root can write.
+        """Check that only its user and root can write the home, if it exists, and what is directly in it.
 
         Other users could replace the token, or projects, whose code runs as this user. As for the files of sshd, this
-        includes root in the home of somebody else. Raises: InputError.
+        includes root in the home of somebody else. Deeper files could only be theirs if these were. Raises: InputError.
         """
         try:
             status = os.stat(f"{self.path}/.")  # noqa: PTH116 - `Path` drops the dot, which fails for a file
@@ -188,15 +188,19 @@ class Home:
         trusted = (os.geteuid(), 0)
         if status.st_uid not in trusted:
             return f"it belongs to the user {_user_name(status.st_uid)}; {fix}"
-        writable = stat.S_IWOTH | (0 if _is_private_group(status) else stat.S_IWGRP)
-        if not status.st_mode & writable:
-            return ""
-        if not status.st_mode & stat.S_ISVTX:
+        if _others(status, "w") and not status.st_mode & stat.S_ISVTX:
             return f'other users can write into it; look for files of theirs, and run "chmod go-w {self.path}"'
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if (owner := entry.stat(follow_symlinks=False).st_uid) not in trusted:
-                    return f"{entry.name} in it belongs to the user {_user_name(owner)}; {fix}"
+                inner = entry.stat(follow_symlinks=False)
+                if inner.st_uid not in trusted:
+                    return f"{entry.name} in it belongs to the user {_user_name(inner.st_uid)}; {fix}"
+                if not _others(status, "x") or entry.is_symlink():  # which has no mode of its own
+                    continue
+                if _others(inner, "w"):
+                    return f'other users can change {entry.name} in it; check it, and run "chmod go-w {entry.path}"'
+                if entry.name == self.token_file.name and _others(inner, "r"):
+                    return f'other users can read {entry.name} in it; run "chmod go-r {entry.path}"'
         return ""
 
     def unusable(self, error: OSError) -> InputError:
@@ -229,13 +233,23 @@ def _is_own_folder(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
+def _others(status: os.stat_result, right: str) -> bool:
+    """Return whether others than the owner of a file, root and this user have a right, "r", "w" or "x"."""
+    bit = {"r": stat.S_IROTH, "w": stat.S_IWOTH, "x": stat.S_IXOTH}[right]
+    return bool(status.st_mode & (bit if _is_private_group(status) else bit | bit << 3))
+
+
 def _is_private_group(status: os.stat_result) -> bool:
-    """Return whether the owner of a file is alone in its group, which has the user's name then."""
+    """Return whether nobody but the owner of a file, root and this user is in its group.
+
+    Such a group has the name of one of them. Or it has no name and this process is in it, as in a container.
+    """
     try:
-        group, user = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
+        group = grp.getgrgid(status.st_gid)
     except KeyError:
-        return False
-    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+        return status.st_gid in (os.getegid(), *os.getgroups())
+    names = {_user_name(number) for number in (status.st_uid, os.geteuid(), 0)}
+    return group.gr_name in names and set(group.gr_mem) <= {group.gr_name}
 
 
 def _user_name(number: int) -> str:
