@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ from cortex.masking import (
             "apiKey",
             "API-KEY",
         ),
+        *("passcode", "passcode1", "DB_PASSWORD_2", "api_key2", "pw"),
         *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "private_key", "credentials", "authorization", "Cookie", "jwt"),
     ],
 )
@@ -94,6 +96,11 @@ def test_other_keys_are_not(key: str) -> None:
         ("foo-token==1.2", "foo-token==1.2"),
         ("basic authentication fails: no such user", "basic authentication fails: no such user"),
         ("max_tokens=5 path=a", "max_tokens=5 path=a"),
+        ("log in with password: hunter2 please", f"log in with password: {MASK} please"),
+        ("user: ada\npassword: 'hunter 2'\nport: 5", f"user: ada\npassword: {MASK}\nport: 5"),
+        ('{"password": "hunter2", "max_tokens": 5}', f'{{"password": {MASK}, "max_tokens": 5}}'),
+        ("the token: see below; eos_token: </s>", f"the token: {MASK} below; eos_token: </s>"),
+        ("cached token://a and std::secret::b", "cached token://a and std::secret::b"),
         ({"url": "https://ada@host/a:b@c"}, {"url": "https://ada@host/a:b@c"}),
         ({"pem": "-----BEGIN RSA PRIVATE KEY-----\nMII"}, {"pem": MASK}),
         (1.5, 1.5),
@@ -187,6 +194,26 @@ def test_a_spec_shows_no_secret_in_other_places_either() -> None:
         "networking": {"auth": "api_key", "record": {"to": f"https://h/x?sig={MASK}"}},
         "schedule": {"cron": "* * * * *", "submission": {"query": MASK}},
     }
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("eyJ-", "eyJ", "-----BEGIN ", "://a:", "--token ", "--a", "bearer ", "basic a", "a='", 'a="', "a: "),
+        *("token: ", "sk-", "a-", "x-a: ", "key=", "ck_0", "?a&"),
+    ],
+)
+def test_the_time_of_masking_grows_with_the_length_of_a_text_alone(part: str) -> None:
+    assert time_of_masking(part) < 10 * time_of_masking("a quick brown fox=1, b: 2 ")
+
+
+def time_of_masking(part: str) -> float:
+    text, durations = (part * (1 << 16))[: 1 << 16], []
+    for _ in range(3):
+        began = time.process_time()
+        mask_secrets(text)
+        durations.append(time.process_time() - began)
+    return min(durations)
 
 
 def test_the_known_values_of_a_large_config_are_few() -> None:

@@ -20,18 +20,16 @@ _WITH_TEXTS = frozenset({*_CODE_SECTIONS, "networking", "schedule"})
 #: Begin of the name of a field that the user has named.
 _OWN_FIELD = re.compile(rf"(?:{'|'.join(_CODE_SECTIONS)})\.(env|config)\.|schedule\.submission\.")
 _SECRET = re.compile(
-    r"(?i)(pass(word|wd|phrase)s?|(?<![a-z])pass|secrets?|token|credentials?|private|authorization|cookies?|dsn)$"
+    r"(?i)(pass(word|wd|phrase|code)s?|(?<![a-z])(pass|pw)|secrets?|token|credentials?|private|authorization|cookies?|dsn)_?\d*$"
     r"|(api|access|account|auth|encryption|private|signing|ssh|license|master|shared|storage|subscription)"
-    r"[-_. ]?keys?(_?id)?$"
-    r"|^auth$|(^|[-_. ])(bearer|jwt|pwd)$"
+    r"[-_. ]?keys?(_?id)?_?\d*$"
+    r"|^auth$|(^|[-_. ])(bearer|jwt|pwd)_?\d*$"
 )
 #: Further names of headers and query parameters, which may have these as a part, and names of whole words.
 _CREDENTIAL = re.compile(
     r"(?i)auth|cookie|token|secret|passw|credential|signature|api[-_]?key|sess(ion|id)|^(key|code)$"
     r"|(^|[^a-z0-9])(sig|pwd|jwt|sid|csrf|xsrf|otp)($|[^a-z0-9])"
 )
-#: Further names of secrets, if their values are texts: a number of `max_tokens` is none.
-_SECRET_TEXTS = re.compile(r"(?i)(^|[-_. ])(tokens|pw|passcode)$")
 #: Tokens of language models.
 _NO_SECRET = re.compile(r"(?i)(bos|eos|pad|unk|sep|cls|mask|stop|start|end)[-_. ]token$")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -39,6 +37,7 @@ _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MAX_DEPTH = 50
 #: Shorter values are not searched for elsewhere, and of variables whose names are no secrets only what looks random.
 _MIN_LENGTH = 6
+#: Shorter values of lower-case letters alone may be words of ordinary texts, which would become unreadable.
 _MIN_LETTERS = 12
 #: Each value is searched for in each text, and callers of jobs choose both.
 _MAX_VALUES = 50
@@ -51,15 +50,13 @@ _MIN_KEY_LENGTH = 15
 #: Keys of cortex, GitHub, GitLab, Hugging Face, OpenAI, Slack, AWS and Google, and JSON Web Tokens.
 _KEY = re.compile(
     r"\b(c[kt]_[0-9a-f]{10}_[\w-]{43}|gh[pousr]_\w{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_\w{30,}|sk-[\w-]{20,}"
-    r"|xox[a-z]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{35}|eyJ[\w-]{8,2000}\.eyJ[\w-]{8,2000}\.[\w-]+)"
+    r"|xox[a-z]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{35}|(?<!-)eyJ[\w-]{8,2000}\.eyJ[\w-]{8,2000}\.[\w-]+)"
 )
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]*[A-Z0-9=])[A-Za-z0-9+/]{4,}={0,2}")
-_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)=(?!=)({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
+_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)((?:=|[\"']?: ?(?![:/]))(?!=))({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
 _HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cookie): *)([^\"'\r\n]+)")
-#: In all texts with one of the forms above, from `_QUOTED` on.
-_MAY_HAVE_FORM = re.compile(r"[=\s:]")
 
 
 @lru_cache(1000)
@@ -72,11 +69,7 @@ def is_secret(key: str) -> bool:
 @lru_cache(1000)
 def is_credential(name: str) -> bool:
     """Return True if a header or query parameter of this name may have a credential."""
-    return (
-        _CREDENTIAL.search(name) is not None
-        or is_secret(name)
-        or _CREDENTIAL.search(_WORD_START.sub("_", name)) is not None
-    )
+    return is_secret(name) or any(map(_CREDENTIAL.search, (name, _WORD_START.sub("_", name))))
 
 
 def is_secret_field(field: str) -> bool:
@@ -98,19 +91,22 @@ def mask_known(text: str, values: Sequence[str] = ()) -> str:
 def mask_text(text: str, values: Sequence[str] = ()) -> str:
     """Return a text with its secrets masked; `values` are known ones, of `secret_values`."""
     text = mask_known(text, values)
-    if not _MAY_HAVE_FORM.search(text):
-        return text
     if _PRIVATE_KEY.search(text):
         return MASK
     text = _SCHEME.sub(lambda found: f"{found[1] or found[2]}{MASK}", text)
-    text = _ASSIGNED.sub(_mask_assigned, text)
-    text = _OPTION.sub(lambda found: f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0], text)
-    return _HEADER.sub(lambda found: f"{found[1]}{MASK}" if is_credential(found[2]) else found[0], text)
+    # Most texts have none of these characters, and the searches cost a multiple.
+    if "=" in text or ":" in text:
+        text = _ASSIGNED.sub(_mask_assigned, text)
+    if "-" in text:
+        text = _OPTION.sub(lambda found: f"{found[1]}{found[2]}{MASK}" if is_secret(found[1]) else found[0], text)
+    if ":" in text:
+        text = _HEADER.sub(lambda found: f"{found[1]}{MASK}" if is_credential(found[2]) else found[0], text)
+    return text
 
 
 def _mask_assigned(found: re.Match[str]) -> str:
     name = unquote_plus(found[2])
-    return f"{found[1]}{found[2]}={MASK}" if (is_credential if found[1] else is_secret)(name) else found[0]
+    return f"{found[1]}{found[2]}{found[3]}{MASK}" if (is_credential if found[1] else is_secret)(name) else found[0]
 
 
 def mask_secrets(value: Any, values: Sequence[str] = ()) -> Any:
@@ -143,8 +139,8 @@ def _mask(value: Any, values: Sequence[str], by_key: bool, depth: int = 0) -> An
 
 
 def _is_secret_item(key: str, value: Any) -> bool:
-    is_number = isinstance(value, int | float)
-    return is_secret(key) or (not is_number and _SECRET_TEXTS.search(_WORD_START.sub("_", key)) is not None)
+    # Texts of `api_tokens`, but not the number `max_tokens`.
+    return is_secret(key) or (not isinstance(value, int | float) and is_secret(key.removesuffix("s")))
 
 
 def _is_secret_option(value: Any) -> bool:
@@ -236,4 +232,4 @@ def mask_change(line: str) -> str:
     field, _, change = line.partition(": ")
     if is_secret_field(field) and change not in ("added", "changed", "removed"):
         return f"{field}: changed"
-    return mask_text(line)
+    return f"{mask_text(field)}: {mask_text(change)}" if change else mask_text(line)

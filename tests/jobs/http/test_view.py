@@ -48,6 +48,12 @@ def test_values_of_environment_variables_are_hidden() -> None:
     assert "secret" not in json.dumps(shown)
 
 
+def test_callers_of_an_endpoint_see_no_configuration_of_the_api() -> None:
+    shown = job_json(VIEW, is_owner=False)
+    assert shown["api_spec"] == {"name": "sum", "kind": "BatchAPI"}
+    assert shown["job_status"] == job_json(VIEW)["job_status"]
+
+
 def test_secrets_of_a_submission_are_hidden_from_readers_but_not_from_its_code() -> None:
     config = {"password": "hunter2", "url": "postgres://u:s3cret@h/d", "args": ["--token", "t0ken-1"], "n": 1}
     record = replace(

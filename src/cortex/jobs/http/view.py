@@ -131,9 +131,15 @@ def status_json(view: JobView) -> Json:
     return _for_kind(record, status)
 
 
-def job_json(view: JobView) -> Json:
-    """Return a job with its endpoint and the API's spec at the time of the submission."""
-    return {"job_status": status_json(view), "endpoint": view.endpoint, "api_spec": _api_spec(view.record.origin.spec)}
+def job_json(view: JobView, is_owner: bool = True) -> Json:
+    """Return a job with its endpoint and the API's spec at the time of the submission.
+
+    Callers of the endpoint, who may be anybody, see only the name and kind of the API, not its configuration.
+    """
+    spec = json.loads(view.record.origin.spec)
+    spec.pop("as_written", None)
+    shown = mask_spec(spec) if is_owner else {key: spec[key] for key in ("name", "kind") if key in spec}
+    return {"job_status": status_json(view), "endpoint": view.endpoint, "api_spec": shown}
 
 
 def jobs_json(views: Iterable[JobView]) -> list[Json]:
@@ -145,12 +151,6 @@ def _for_kind(record: JobRecord, data: Json) -> Json:
     if not record.origin.is_task:
         return data
     return {key: value for key, value in data.items() if key not in _OF_BATCHES}
-
-
-def _api_spec(text: str) -> Json:
-    spec: Json = json.loads(text)
-    spec.pop("as_written", None)
-    return mask_spec(spec)
 
 
 def _masked(webhook: str | None) -> str | None:

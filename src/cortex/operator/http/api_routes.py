@@ -215,7 +215,7 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
         described |= (await services.jobs.summaries()).get(record.name, NO_JOBS)
         described["schedule"] = await services.schedules.describe(record)
         name = "task_job_statuses" if record.spec.kind is ApiKind.TASK else "batch_job_statuses"
-        described[name] = [status_json(job) for job in jobs]
+        described[name] = await asyncio.to_thread(lambda: [status_json(job) for job in jobs])
     if record.spec.kind.has_replicas and (room := services.autoscaler.room(record)) is not None:
         described["room"] = asdict(room)
     if (recording := await services.metrics.recording(record)) is not None:

@@ -68,19 +68,19 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
                 return await dry_run(request, jobs, api, memory, is_trusted=True)
             job = await submit(request, jobs, api, memory, is_trusted=True)
             record_change(request, job.id, api)
-            return answer(submitted_json(job))
+            return answer(await asyncio.to_thread(submitted_json, job))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @router.get("")
     async def list_jobs(api: str, limit: Annotated[int, Query(ge=1, le=1000)] = 10) -> Response:
         """Return the latest jobs of an API, newest first."""
-        return answer(jobs_json(await jobs.list(api, limit)))
+        return answer(await asyncio.to_thread(jobs_json, await jobs.list(api, limit)))
 
     @router.get("/{job}")
     async def get_job(api: str, job: str) -> Response:
         """Return one job."""
-        return answer(job_json(await jobs.get(api, job)))
+        return answer(await asyncio.to_thread(job_json, await jobs.get(api, job)))
 
     @router.delete("/{job}")
     async def stop_job(api: str, job: str) -> dict[str, str]:
@@ -96,7 +96,7 @@ def job_routes(jobs: JobService, log_sources: Callable[[], Sequence[LogSource]])
             check_workers(workers)
         retried = await jobs.retry_failed(api, job, workers)
         record_change(request, f"{job} as {retried.id}", api)
-        return answer(submitted_json(retried))
+        return answer(await asyncio.to_thread(submitted_json, retried))
 
     _add_streams(router, jobs, log_sources)
     return router
@@ -152,9 +152,10 @@ class JobRoutes(GatewayRoutes):
                 if flag(request, DRY_RUN):
                     return await dry_run(request, self._jobs, api, self._memory)
                 record = await submit(request, self._jobs, api, self._memory)
-                return answer(submitted_json(record))
+                return answer(await asyncio.to_thread(submitted_json, record))
             case "GET" | "HEAD":
-                return answer(job_json(await self._jobs.get(api, job_id or _named_job(request))))
+                view = await self._jobs.get(api, job_id or _named_job(request))
+                return answer(await asyncio.to_thread(job_json, view, is_owner=False))
             case "DELETE":
                 job_id = job_id or _named_job(request)
                 await self._jobs.stop(api, job_id)
