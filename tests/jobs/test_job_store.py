@@ -422,16 +422,16 @@ def test_the_oldest_ended_jobs_from_the_endpoint_make_room(where: Where) -> None
         ended = [await create({"from_endpoint": True}) for _ in range(3)]
         for job in (own, *ended):
             await harness.finish(job, 0)  # a dead letter has the items
-        remaining = await store._make_room("digits", 10 * size)
+        remaining = await store._make_room("digits", 10 * size, 9 * size)
         assert 4 * size < remaining < 10 * size
-        assert await store._make_room("digits", 6 * size) < 6 * size
+        assert await store._make_room("digits", 6 * size, 5 * size) < 6 * size
         known = [await store.get(job.id) is not None for job in (own, running, *ended)]
         assert known[:2] == [True, True]
         assert 0 < sum(known[2:]) < 3
         assert known[2:] == sorted(known[2:])
-        assert size < await store._make_room("digits", 0) < 2 * size
+        assert size < await store._make_room("digits", 0, 0) < 2 * size
         assert [await store.get(job.id) is not None for job in (own, running, *ended)] == [True, True] + [False] * 3
         assert sorted(await store.clean()) == sorted(job.id for job in ended)
-        assert await store._make_room("other", 0) == 0
+        assert await store._make_room("other", 0, 0) == 0
 
     run_with_store(where, scenario)

@@ -22,7 +22,8 @@ class Stored:
         self.may_end = asyncio.Event()
         self.may_end.set()
 
-    async def make_room(self, _: str, max_bytes: int) -> int:
+    async def make_room(self, _: str, max_bytes: int, kept_bytes: int) -> int:
+        assert kept_bytes == int(max_bytes * 0.9)
         self.measured.append(max_bytes)
         await self.may_end.wait()
         return self.remaining.pop(0)
@@ -80,17 +81,24 @@ async def test_what_is_larger_than_the_limit_never_has_room() -> None:
 
 async def test_what_was_admitted_and_not_stored_leaves_its_room() -> None:
     limit, _ = limit_of([0])
-    limit.admit("a", MAX, MAX)
-    limit.give_back("a", MAX)
+    with pytest.raises(ZeroDivisionError), limit.submission("a", MAX) as admit:
+        admit(600)
+        with pytest.raises(TooLargeError):
+            admit(600)
+        admit(400)
+        raise ZeroDivisionError
     await settle()
     limit.admit("a", MAX, MAX)
 
 
-async def test_a_measurement_that_fails_is_made_again() -> None:
-    limit, stored = limit_of([])
-    limit.admit("a", 1, MAX)
-    await settle()  # there is nothing to pop
-    stored.remaining = [MAX]
+async def test_a_measurement_that_fails_is_made_again_a_second_later() -> None:
+    now = [0.0]
+    limit, stored = limit_of([], lambda: now[0])
+    for _ in range(3):
+        limit.admit("a", 1, MAX)
+        await settle()  # there is nothing to pop
+    assert len(stored.measured) == 1
+    stored.remaining, now[0] = [MAX], 1.0
     limit.admit("a", 1, MAX)
     await settle()
     with pytest.raises(BusyError):

@@ -267,14 +267,14 @@ class AsyncQueues:
         """Delete about `size` workloads that ended more than `KEPT_S` ago; return False once there are none."""
         return _remove_ended(connection, self._clock() - KEPT_S, size)
 
-    async def _make_room(self, api: str, max_bytes: int) -> int:
-        """Remove the outcomes of the oldest workloads if an API has stored more; return the bytes that remain."""
+    async def _make_room(self, api: str, max_bytes: int, kept_bytes: int) -> int:
+        """Remove the outcomes of the oldest workloads; see `StorageLimit`."""
         queue = self._by_api.get(api)
         if queue is None:
             return 0
         number = queue.number
         size = await self._reader.run(lambda connection: _stored_bytes(connection, number))
-        wanted = size if size <= max_bytes else max_bytes * 9 // 10  # so that it is not necessary again at once
+        wanted = size if size <= max_bytes else kept_bytes
         while size > wanted:
             freed = await self._writer.run(partial(_remove_oldest_ended, number=number, size_bytes=size - wanted))
             if not freed:

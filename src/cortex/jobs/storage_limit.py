@@ -7,7 +7,9 @@ last one. Once little room is left, what has ended makes room in the background,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cortex.errors import BusyError, TooLargeError, format_size
@@ -15,8 +17,9 @@ from cortex.telemetry import Logger
 
 #: Minimum time between two measurements of an API.
 _MEASURE_EVERY_S = 1.0
-#: Part of the limit above which room is made.
-_FULL = 0.9
+#: Part of the limit above which room is made, and part of this to which it is made, so that not each arrival needs it.
+_FULL, _FREED = 0.9, 0.9
+_FIX = "raise networking.max_stored_size of the API"
 
 _logger = Logger("cortex.jobs")
 
@@ -24,22 +27,26 @@ _logger = Logger("cortex.jobs")
 @dataclass
 class _StoredSize:
     bytes: int = 0
-    measured_at: float | None = None
+    is_measured: bool = False
+    tried_at: float = -math.inf
     measuring: asyncio.Task[None] | None = None
     arrived: int = 0  #: since the measurement began
 
 
 class StorageLimit:
-    """`make_room(api, max_bytes)` removes what has ended if more is stored, and returns the bytes that remain."""
+    """`make_room(api, max_bytes, kept_bytes)` returns what is stored, in bytes.
 
-    def __init__(self, make_room: Callable[[str, int], Awaitable[int]], clock: Callable[[], float]) -> None:
+    If it is more than `max_bytes`, it first removes what has ended until `kept_bytes` remain.
+    """
+
+    def __init__(self, make_room: Callable[[str, int, int], Awaitable[int]], clock: Callable[[], float]) -> None:
         self._make_room = make_room
         self._clock = clock
         self._stored: dict[str, _StoredSize] = {}
 
     def admit(self, api: str, size_bytes: int, max_bytes: int) -> None:
         """Add bytes that a caller wants to store. Raises: BusyError if there is no room now, TooLargeError if never."""
-        self.check_size(api, size_bytes, max_bytes)
+        _check_size(api, size_bytes, max_bytes)
         stored = self._stored.setdefault(api, _StoredSize())
         if stored.measuring is None and self._needs_measurement(stored, size_bytes, max_bytes):
             stored.arrived = 0
@@ -53,33 +60,46 @@ class StorageLimit:
         stored.bytes += size_bytes
         stored.arrived += size_bytes
 
-    def check_size(self, api: str, size_bytes: int, max_bytes: int) -> None:
-        """Raises: TooLargeError if so much can never be stored."""
-        if size_bytes > max_bytes:
-            raise TooLargeError(
-                f"this has {format_size(size_bytes)}, and callers of {api} may store {format_size(max_bytes)}; {_FIX}"
-            )
+    @contextmanager
+    def submission(self, api: str, max_bytes: int) -> Iterator[Callable[[int], None]]:
+        """Context of a submission, with a function to `admit` its parts. If it fails, they don't count any more.
 
-    def give_back(self, api: str, size_bytes: int) -> None:
-        """Subtract bytes that were admitted and then not stored."""
-        if stored := self._stored.get(api):
-            stored.bytes -= size_bytes
-            stored.arrived -= size_bytes
+        One that is cancelled may be stored nevertheless.
+        """
+        admitted = 0
+
+        def admit(size_bytes: int) -> None:
+            nonlocal admitted
+            _check_size(api, admitted + size_bytes, max_bytes)
+            self.admit(api, size_bytes, max_bytes)
+            admitted += size_bytes
+
+        try:
+            yield admit
+        except Exception:
+            if stored := self._stored.get(api):
+                stored.bytes -= admitted
+                stored.arrived -= admitted
+            raise
 
     def _needs_measurement(self, stored: _StoredSize, size_bytes: int, max_bytes: int) -> bool:
-        if stored.measured_at is None:
-            return True
-        is_recent = 0 <= self._clock() - stored.measured_at < _MEASURE_EVERY_S
-        return stored.bytes + size_bytes > max_bytes * _FULL and not is_recent
+        is_recent = 0 <= self._clock() - stored.tried_at < _MEASURE_EVERY_S
+        is_full = stored.bytes + size_bytes > max_bytes * _FULL
+        return not is_recent and (is_full or not stored.is_measured)
 
     async def _measure(self, api: str, stored: _StoredSize, wanted: int) -> None:
         try:
-            stored.bytes = await self._make_room(api, wanted) + stored.arrived
-            stored.measured_at = self._clock()
-        except Exception as error:  # raised by a database that is away: the next arrival measures again
+            stored.bytes = await self._make_room(api, wanted, int(wanted * _FREED)) + stored.arrived
+            stored.is_measured = True
+        except Exception as error:  # raised by a database that is away: a later arrival measures again
             _logger.error("what callers have stored can't be measured", exc_info=error, api=api)
         finally:
-            stored.measuring = None
+            stored.measuring, stored.tried_at = None, self._clock()
 
 
-_FIX = "raise networking.max_stored_size of the API"
+def _check_size(api: str, size_bytes: int, max_bytes: int) -> None:
+    """Raises: TooLargeError if so much can never be stored."""
+    if size_bytes > max_bytes:
+        raise TooLargeError(
+            f"this has {format_size(size_bytes)}, and callers of {api} may store {format_size(max_bytes)}; {_FIX}"
+        )

@@ -283,14 +283,11 @@ class JobStore:
             return 0
         return await self.workloads.run_and_settle(lambda connection: lease_expiry.expire(connection, now))
 
-    async def _make_room(self, api: str, max_bytes: int) -> int:
-        """Delete the oldest jobs that are over, of those from the endpoint, if they have stored more than `max_bytes`.
-
-        Return the bytes that remain.
-        """
+    async def _make_room(self, api: str, max_bytes: int, kept_bytes: int) -> int:
+        """Delete the oldest jobs that are over, of those from the endpoint; see `StorageLimit`."""
         stored = await self.read(sizes_from_endpoint, api)
         size = sum(job.size_bytes for job in stored)
-        wanted = size if size <= max_bytes else max_bytes * 9 // 10  # so that it is not necessary again at once
+        wanted = size if size <= max_bytes else kept_bytes
         ended: list[str] = []
         for job in stored:
             if size > wanted and job.is_over:

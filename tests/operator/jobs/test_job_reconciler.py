@@ -13,7 +13,7 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
-from cortex.errors import BusyError, ConflictError, EnvironmentBuildError, SubmissionError, TooLargeError
+from cortex.errors import BusyError, ConflictError, CortexError, EnvironmentBuildError, SubmissionError, TooLargeError
 from cortex.home import Home
 from cortex.jobs.spec import (
     Assignment,
@@ -375,7 +375,11 @@ async def test_callers_of_the_endpoint_store_a_limited_size(home: Home, tmp_path
         made.advance(2)
         with pytest.raises(BusyError, match=refused):
             await made.service.submit("sum", Submission(items, JobOptions(1)))
-        while await made.service.list("sum") and first.id in [v.record.id for v in await made.service.list("sum")]:
-            await asyncio.sleep(0.01)  # room is made in the background
+        async with asyncio.timeout(10):
+            while first.id in [view.record.id for view in await made.service.list("sum")]:
+                await asyncio.sleep(0.01)  # room is made in the background
+        unwritable = Submission(items, JobOptions(1, output=f"{tmp_path}/items.json/out"))
+        for _ in range(10):  # their bytes don't count
+            with pytest.raises(CortexError, match="items.json"):
+                await made.service.submit("sum", unwritable)
         await made.service.submit("sum", Submission(items, JobOptions(1)))
-        assert first.id not in [view.record.id for view in await made.service.list("sum")]

@@ -88,8 +88,9 @@ class AsyncApis:
     async def add(self, api: str, workload: Workload) -> None:
         """Store a workload durably. Raises: NotFoundError, BusyError if its API has stored too much."""
         max_bytes = self._require(api).spec.networking.max_stored_size
-        self._workloads.limit.admit(api, len(workload.body) + ENTRY_BYTES, max_bytes)
-        await self._workloads.add(api, workload)
+        with self._workloads.limit.submission(api, max_bytes) as admit:
+            admit(len(workload.body) + ENTRY_BYTES)
+            await self._workloads.add(api, workload)
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
         """Return a workload; wait up to `wait_s` for its completion. Raises: NotFoundError for an unknown API."""

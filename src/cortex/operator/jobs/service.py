@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,22 +107,26 @@ class JobService:
         record = self._require_api(api)
         if not is_trusted:
             check_places(submission, record.spec)
-            self._admit(record, (), MIN_JOB_BYTES + len(json.dumps(submission.options.config)))
-        if submission.options.output is not None:
-            await check_output(submission.options.output, self._environ, record.spec.networking.local_paths or ())
-        source, options = submission.source, submission.options
+        source, options, admit = submission.source, submission.options, _nothing
         stored = source_to_json(source) | ({TRACEPARENT: traceparent} if traceparent else {})
-        stored |= {} if is_trusted else {FROM_ENDPOINT: True}
-        with self._reconciler.submitting(record.target):
+        with ExitStack() as stack:
+            if not is_trusted:
+                stored |= {FROM_ENDPOINT: True}
+                max_bytes = record.spec.networking.max_stored_size
+                admit = stack.enter_context(self._store.limit.submission(api, max_bytes))
+                admit(MIN_JOB_BYTES + len(json.dumps(options.config)))
+            if options.output is not None:
+                await check_output(options.output, self._environ, record.spec.networking.local_paths or ())
+            stack.enter_context(self._reconciler.submitting(record.target))
             if isinstance(source, Upload):
                 if items is None:
                     raise InputError("an upload needs a body")
-                job = await self._upload(record, source, options, stored, items)
+                job = await self._upload(record, source, options, stored, items, admit)
             else:
                 batches, extra_writes = _batches(source, record.spec.networking.max_batch_size), _nothing
                 if batches is not None and not is_trusted:
                     found = await asyncio.to_thread(list, batches)
-                    self._admit(record, found)
+                    admit(_size(found))
                     batches = iter(found)
                 if run is not None:
                     stored, extra_writes = {**stored, SCHEDULED_FOR: run.at}, run.extra_writes
@@ -230,17 +235,6 @@ class JobService:
             for api, found in (await self._store.read(summarize)).items()
         }
 
-    def _admit(self, record: ApiRecord, batches: Sequence[NewBatch], more_bytes: int = 0, admitted: int = 0) -> int:
-        """Count what an untrusted caller stores; return its bytes with those `admitted` before for the same job.
-
-        Raises: BusyError, TooLargeError.
-        """
-        size_bytes = sum(len(batch.payload) for batch in batches) + more_bytes
-        max_bytes = record.spec.networking.max_stored_size
-        self._store.limit.check_size(record.name, admitted + size_bytes, max_bytes)
-        self._store.limit.admit(record.name, size_bytes, max_bytes)
-        return admitted + size_bytes
-
     async def _upload(
         self,
         record: ApiRecord,
@@ -248,21 +242,19 @@ class JobService:
         options: JobOptions,
         stored: dict[str, Any],
         items: AsyncIterator[bytes],
+        admit: Callable[[int], None],
     ) -> JobRecord:
         """Store a job whose items are uploaded as lines, atomically."""
         job = await self._store.create(_origin(record), options, stored, None)
-        admitted = 0
         with self._reconciler.uploading(job):
             try:
                 async for batches in split_lines(items, source.batch_size, record.spec.networking.max_batch_size):
-                    if FROM_ENDPOINT in stored:
-                        admitted = self._admit(record, batches, admitted=admitted)
+                    admit(_size(batches))
                     await self._store.add_batches(job.id, batches)
                 finished = await self._store.finish_enqueuing(job.id)
                 if finished.status is JobStatus.ENQUEUE_FAILED:
                     raise InputError(finished.message)
             except BaseException:
-                self._store.limit.give_back(record.name, admitted)
                 await asyncio.shield(self._store.delete_job(job.id))
                 raise
         return finished
@@ -344,6 +336,10 @@ def _batches(source: Source, max_bytes: int) -> Iterator[NewBatch] | None:
     if isinstance(source, ItemList):
         return split_items(source.items, source.batch_size, max_bytes)
     return iter([TASK_BATCH]) if isinstance(source, TaskCall) else None
+
+
+def _size(batches: Sequence[NewBatch]) -> int:
+    return sum(len(batch.payload) for batch in batches)
 
 
 def _nothing(*_: Any) -> None:
