@@ -20,7 +20,7 @@ from cortex.gateway.routes import ApiBackend, ApiKey, RoutingTable, Share, Split
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
 from harness.replicas.replicas import complete_lines
-from harness.servers.upstream import Client, World, ask, backend, eventually, world
+from harness.servers.upstream import Client, Load, World, ask, backend, eventually, world
 
 pytestmark = pytest.mark.processes
 
@@ -253,6 +253,17 @@ async def test_a_request_with_many_keys_is_refused(home: Home) -> None:
         answer = await ask(w.port, "/a", **{f"h{number}": OWN for number in range(17)})
         assert (answer.status, answer.json()["error"]) == (431, "the request has too many headers with an API key")
         assert w.upstreams["a"].served == 0
+
+
+async def test_a_flood_of_requests_with_many_keys_delays_no_others(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(RoutingTable((backend("a", await w.server("a")), backend("b", await w.server("b")))))
+        many = {f"h{number}": OWN for number in range(700)}
+        async with Load(w.port, "/b") as others:
+            flood = [asyncio.create_task(ask(w.port, f"/a?key={OWN}", **many)) for _ in range(100)]
+            await others.more()
+            assert {answer.status for answer in await asyncio.gather(*flood)} == {431}
+        assert (others.failures, w.upstreams["a"].served) == ([], 0)
 
 
 @pytest.mark.parametrize("needs_key", [True, False])

@@ -311,9 +311,10 @@ def _error(backend: ApiBackend, status: int, message: str, kind: str = "") -> Er
 def _hide_keys(backend: ApiBackend) -> str:
     """Return the rules that remove keys from requests that are not refused, after the limits of the head."""
     not_refused = "! { var(txn.refusal) -m found }"
-    rules = "".join(f"  http-request lua.cortex_hide_keys if {not_refused} {each}\n" for each in _MAY_HAVE_KEYS)
+    condition = " or ".join(f"{not_refused} {each}" for each in _MAY_HAVE_KEYS)
     many = _error(backend, 431, "the request has too many headers with an API key", "too_large")
-    return rules + refuse(431, many, "{ var(txn.keys) -m int gt 16 }")
+    refusal = refuse(431, many, "{ var(txn.many_keys) -m found }")
+    return f"  http-request lua.cortex_hide_keys if {condition}\n{refusal}"
 
 
 def _head_rules(backend: ApiBackend) -> str:

@@ -42,8 +42,8 @@ local function without_keys(text)
   return text, words + escaped
 end
 
--- Counts in txn.keys the headers with an API key. Up to MAX_KEYS, removes all keys from the request: from its query, and from headers, which are deleted
--- if a key is their whole value.
+-- Removes API keys from the request: from its query, and from headers, which are deleted if a key is their whole value.
+-- Sets txn.many_keys instead if more than MAX_KEYS headers have one.
 core.register_action("cortex_hide_keys", { "http-req" }, function(txn)
   local count, names = 0, {}
   for name, values in pairs(txn.http:req_get_headers()) do
@@ -53,8 +53,8 @@ core.register_action("cortex_hide_keys", { "http-req" }, function(txn)
       end
     end
   end
-  txn:set_var("txn.keys", count)
   if count > MAX_KEYS then
+    txn:set_var("txn.many_keys", true)
     return
   end
   local query, found = without_keys(txn.f:query() or "")
