@@ -93,9 +93,3 @@ def test_a_specification_is_unchanged_after_writing_and_parsing(spec: dict[str, 
 def test_rejects_a_specification_with_an_object() -> None:
     with pytest.raises(ValueError, match="can't be written as YAML"):
         dump_specs([{"name": object()}])
-
-
-def test_files_with_keys_are_named(tmp_path: Path) -> None:
-    (tmp_path / "cortex.yaml").touch()
-    (tmp_path / "tls.pem").write_text("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n")
-    assert [found.path for found in pack_file(tmp_path / "cortex.yaml").key_files] == ["tls.pem"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cortex.projects.key_files import KeyFile, find_key_files
-from cortex.projects.project import ProjectFiles
+from cortex.projects.key_files import KeyFile, find_key_files, find_packed_key_files
+from cortex.projects.project import ProjectFiles, pack
 
 KEY = "ck_0123456789_" + "k" * 43
 
@@ -16,7 +16,10 @@ def found(folder: Path, files: dict[str, str]) -> list[KeyFile]:
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    return list(find_key_files(ProjectFiles.scan(folder, None)))
+    project = ProjectFiles.scan(folder, None)
+    key_files = list(find_key_files(project))
+    assert list(find_packed_key_files(pack(project))) == key_files
+    return key_files
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cortex.errors import InputError, format_size
-from cortex.projects.key_files import KeyFile, find_key_files
 from cortex.projects.project import ProjectFiles, pack
 from cortex.spelling import nearest
 
@@ -28,7 +27,6 @@ class Package:
     config_name: str  #: path of the configuration file inside the archive
     archive: bytes
     warnings: tuple[str, ...]  #: reasons why the project is unusually large
-    key_files: tuple[KeyFile, ...] = ()
 
 
 def find_config(path: Path) -> Path:
@@ -89,7 +87,7 @@ def _pack(project: ProjectFiles, config_name: str, content: bytes) -> Package:
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(config_name, content)
     data = buffer.getvalue()
-    return Package(config_name, data, tuple(_warnings(project, len(data))), tuple(find_key_files(project)))
+    return Package(config_name, data, tuple(_warnings(project, len(data))))
 
 
 def _warnings(project: ProjectFiles, archive_bytes: int) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePosixPath
 
 from cortex.projects.dotenv import DOTENV_NAME
@@ -42,16 +45,26 @@ class KeyFile:
 
 def find_key_files(project: ProjectFiles) -> Iterator[KeyFile]:
     """Yield the files of a project that have keys, each once. `.env` is for them, and in no image."""
-    for path in project.files:
+    files = ((path, project.root / path) for path in project.files)
+    return _find((path, file.stat().st_size, file.read_bytes) for path, file in files)
+
+
+def find_packed_key_files(archive: bytes) -> Iterator[KeyFile]:
+    """Yield the files of a packed project that have keys, as `find_key_files` does, without reading them again."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        yield from _find((file.filename, file.file_size, partial(packed.read, file)) for file in packed.infolist())
+
+
+def _find(files: Iterable[tuple[str, int, Callable[[], bytes]]]) -> Iterator[KeyFile]:
+    for path, size, read in files:
         if path == DOTENV_NAME:
             continue
         if PurePosixPath(path).suffix.lower() in _STORES:
             yield KeyFile(path, "a key store", 0)
             continue
-        file = project.root / path
-        if file.stat().st_size > _MAX_BYTES:
+        if size > _MAX_BYTES:
             continue
-        content = file.read_bytes()
+        content = read()
         for what, text, form in _FORMS:
             if text in content and (found := form.search(content)):
                 yield KeyFile(path, what, content.count(b"\n", 0, found.start()) + 1)

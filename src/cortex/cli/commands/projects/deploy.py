@@ -21,6 +21,7 @@ from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import read_operator
 from cortex.lifecycle import ApiKind
+from cortex.projects.key_files import find_packed_key_files
 
 #: File with a submission, as `cortex init` writes it.
 _JOB_NAME = "job.json"
@@ -47,10 +48,10 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     client = session.client(arguments.env)
     try:
         package = pack_file(file)
-        for found in package.key_files:
-            session.console.note(
-                f"warning: {found.path} has {found.what}; list it in .cortexignore unless code needs it"
-            )
+        for found in find_packed_key_files(package.archive):
+            if found.path != package.config_name:
+                warning = f"{found.path} has {found.what}; list it in .cortexignore unless code needs it"
+                session.console.note(f"warning: {warning}")
         _confirm(package, arguments.yes, session)
         results = upload(client, package, file, arguments.force, session)
     except ConfigError as error:
