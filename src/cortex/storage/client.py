@@ -19,6 +19,7 @@ from obstore.store import LocalStore, ObjectStore
 
 from cortex.errors import StorageError
 from cortex.processes.filelock import locked
+from cortex.storage.credentials import endpoint_name
 from cortex.storage.listing import walk
 from cortex.storage.local_files import copy, writing
 from cortex.storage.locations import SCHEMES, Location
@@ -31,6 +32,12 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 def is_remote(path: str) -> bool:
     """Return True if `path` is in an object store."""
     return urlsplit(path).scheme in SCHEMES
+
+
+async def store_name(url: str, environ: Mapping[str, str]) -> str:
+    """Return the name of the store at a URL for messages, such as its host and port. Raises: StorageError."""
+    location = Location.of(url)
+    return endpoint_name(await asyncio.to_thread(location.settings, environ), location.scheme)
 
 
 async def list_objects(url: str, environ: Mapping[str, str]) -> list[StoredObject]:

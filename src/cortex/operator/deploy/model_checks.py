@@ -30,10 +30,10 @@ from cortex.models.spec import Model, ModelProblem, ModelSource
 from cortex.predictor.clients.tensorflow_backend import SERVER
 from cortex.predictor.estimators.loader import check_trust
 from cortex.projects.project import ProjectFiles
-from cortex.storage.client import is_remote
+from cortex.storage.client import is_remote, store_name
 
 TIMEOUT_S = 30.0
-#: Part of `TIMEOUT_S` reserved for sampling a location that is too large to list: is it empty?
+#: A store that takes longer to name a first file at a location does not answer.
 _SAMPLE_TIMEOUT_S = 5.0
 _PARALLEL = 8
 #: Maximum of invalid models per folder that are shown in full.
@@ -123,7 +123,7 @@ async def _check(
 
     async def find(url: str) -> str:
         async with slots:
-            return await _absence(url, environ, deadline)
+            return await _absence(url, environ)
 
     distinct = list(dict.fromkeys(location.prefix for location in locations))
     inspections = dict(zip(distinct, await asyncio.gather(*map(inspect, distinct)), strict=True))
@@ -148,22 +148,29 @@ async def _check(
 
 
 async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) -> _Inspection:
+    listing = asyncio.create_task(list_models(prefix, environ))
     try:
-        async with asyncio.timeout(deadline - _SAMPLE_TIMEOUT_S - time.monotonic()):
-            return _Inspection(await list_models(prefix, environ))
+        await asyncio.wait({listing}, timeout=min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()))
+        # It may be large, or empty, or the store does not answer at all.
+        if not listing.done() and (error := await _absence(prefix.url, environ)):
+            return _Inspection(error=error)
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return _Inspection(await listing)
     except TimeoutError:
-        return _Inspection(error=await _absence(prefix.url, environ, deadline))
+        return _Inspection()
     except StorageError as error:
         return _Inspection(error=str(error))
+    finally:
+        listing.cancel()
 
 
-async def _absence(url: str, environ: Mapping[str, str], deadline: float) -> str:
+async def _absence(url: str, environ: Mapping[str, str]) -> str:
     """Return why there is no file at or below `url`; empty if there is one."""
     try:
-        async with asyncio.timeout(deadline - time.monotonic()):
+        async with asyncio.timeout(_SAMPLE_TIMEOUT_S):
             names = await sample_names(url, environ, 1)
     except TimeoutError:
-        return f"{url} did not respond in time"
+        return f"{url}: {await store_name(url, environ)} did not answer within {_SAMPLE_TIMEOUT_S:g} s"
     except StorageError as error:
         return str(error)
     return "" if names else f"there is nothing at {url}"
