@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -299,8 +301,18 @@ def test_an_unknown_job_and_empty_names_are_errors(server: Server, client: Clien
     with pytest.raises(NotFoundError) as caught:
         client.get_job("sum", "7f00")
     assert str(caught.value) == message
-    with pytest.raises(InputError, match="the id of the job is empty"):
-        client.get_job("sum", "")
+    asked = len(server.requests)
+    for name, message in (("", "the {} is empty"), ("..", ".. can't be the {}"), ("a/../b", "a/../b can't be the {}")):
+        calls: dict[str, Callable[[], object]] = {
+            "id of the job": partial(client.get_job, "sum", name),
+            "name of the API": partial(client.rollback, name),
+            "id of the key": partial(client.revoke_key, name),
+            "id of the token": partial(client.revoke_token, name),
+        }
+        for what, call in calls.items():
+            with pytest.raises(InputError, match=f"^{re.escape(message.format(what))}$"):
+                call()
+    assert len(server.requests) == asked
 
 
 def test_a_wait_ends_with_the_job(server: Server, client: Client) -> None:

@@ -13,7 +13,6 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import FunctionType
 from typing import Any
-from urllib.parse import quote
 
 from cortex.client.environments import Environment
 from cortex.client.jobs import JobClient
@@ -28,6 +27,7 @@ from cortex.client.transport import (
     describe_tls_error,
     encode_query,
     open_response,
+    path_segment,
     read,
 )
 from cortex.errors import CortexError, InputError, NotFoundError, UserError
@@ -367,7 +367,7 @@ class Client(JobClient):
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
         """Revoke a key. Once this returns, no new request is admitted with it. Raises: NotFoundError."""
-        return self._object("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+        return self._object("DELETE", f"/v1/keys/{path_segment(key_id, 'id of the key')}")
 
     # Operator tokens, for users of the operator.
 
@@ -388,8 +388,7 @@ class Client(JobClient):
 
     def revoke_token(self, token: str) -> dict[str, Any]:
         """Revoke the token with this id or name. Once this returns, requests with it fail. Raises: NotFoundError."""
-        path = f"/v1/tokens/{quote(token, safe='')}"
-        return self._object("DELETE", path)
+        return self._object("DELETE", f"/v1/tokens/{path_segment(token, 'id of the token')}")
 
     def audit_log(
         self, api: str | None = None, since: datetime | None = None, limit: int = 100

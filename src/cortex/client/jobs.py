@@ -12,9 +12,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
-from urllib.parse import quote
 
-from cortex.client.transport import Answer, OperatorClient, api_path
+from cortex.client.transport import Answer, OperatorClient, api_path, path_segment
 from cortex.errors import InputError, OperatorUnavailableError
 from cortex.lifecycle import JobStatus
 from cortex.terminal import print_line
@@ -209,9 +208,7 @@ def _jobs_path(api: str) -> str:
 
 
 def _job_path(api: str, job: str) -> str:
-    if not job:
-        raise InputError("the id of the job is empty")
-    return f"{_jobs_path(api)}/{quote(job, safe='')}"
+    return f"{_jobs_path(api)}/{path_segment(job, 'id of the job')}"
 
 
 @contextmanager

@@ -309,9 +309,16 @@ def read(response: HTTPResponse) -> Answer:
 
 def api_path(api: str) -> str:
     """Return the path of an API's routes. Raises: InputError."""
-    if not api:
-        raise InputError("the name of the API is empty")
-    return f"/v1/apis/{quote(api, safe='')}"
+    return f"/v1/apis/{path_segment(api, 'name of the API')}"
+
+
+def path_segment(name: str, what: str) -> str:
+    """Return a name as a segment of a path. Raises: InputError for one that proxies could take for another path."""
+    if not name:
+        raise InputError(f"the {what} is empty")
+    if not {".", ".."}.isdisjoint(name.split("/")):
+        raise InputError(f"{name} can't be the {what}")
+    return quote(name, safe="")
 
 
 def encode_query(query: dict[str, Any] | None) -> str:
