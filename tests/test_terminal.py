@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.terminal import printable, shown, styled
+from cortex.terminal import printable, shown, styled, without_overwritten
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ from cortex.terminal import printable, shown, styled
         ("gnp.\u202eexe", r"gnp.\u202eexe"),
         ("\x9b2J \x90q\x9c", r"\x9b2J \x90q\x9c"),  # C1 controls
         ("\x1b[8mhidden\x1b[0m", "\\x1b[8mhidden\x1b[0m"),
-        ("\x1b[30;40mhidden", r"\x1b[30;40mhidden"),
+        ("\x1b[38;5;8mgrey\x1b[0m \x1b[48;2;1;2;3;1mx\x1b[0m", "\x1b[38;5;8mgrey\x1b[0m \x1b[48;2;1;2;3;1mx\x1b[0m"),
+        ("\x1b[97;101mloud\x1b[39;49m", "\x1b[97;101mloud\x1b[39;49m\x1b[0m"),
+        ("\x1b[38;8mhidden \x1b[38;5mx \x1b[5mx \x1b[>4m", r"\x1b[38;8mhidden \x1b[38;5mx \x1b[5mx \x1b[>4m"),
         ("\x1b[31", r"\x1b[31"),
         ("a\x08\x7f\x00", r"a\x08\x7f\x00"),
         ("\ud800", r"\ud800"),
@@ -45,6 +47,14 @@ def test_no_text_controls_a_terminal(text: str) -> None:
     assert all(character.isprintable() or character.isspace() for character in rest)
     assert not set(rest) & set("\x1b\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u2028\u2029")
     assert printable(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("", ""), ("a", "a"), ("a\r", "a"), (" 0%\r50%\r100%", "100%"), (" 0%\r50%\r\r", "50%")],
+)
+def test_carriage_returns_overwrite_their_line(line: str, expected: str) -> None:
+    assert without_overwritten(line) == expected
 
 
 def test_long_texts_take_linear_time() -> None:

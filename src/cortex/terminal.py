@@ -7,9 +7,10 @@ import sys
 from typing import TextIO
 
 _STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "dim": "2"}
-#: What stays: line ends, tabs, wide blanks, joiners of letters and emoji, and the colours and weights of logs that are
-#: readable on any background.
-_CODE = "(?:0?[0-4]|2[2-4]|3[1-69]|9[1-6])"
+#: What stays: line ends, tabs, wide blanks, joiners of letters and emoji, and the colours and styles of logs, except 5,
+#: 6 and 8, which blink and hide.
+_BYTE = "[0-9]{1,3}"
+_CODE = rf"(?:0?[0-479]|2[1-9]|[34][0-79]|9[0-7]|10[0-7]|[34]8;(?:5;{_BYTE}|2;{_BYTE};{_BYTE};{_BYTE}))"
 _SGR = rf"\x1b\[(?:{_CODE}(?:;{_CODE})*)?m"
 _HARMLESS = re.compile(rf"({_SGR}|[\n\t\u00a0\u2000-\u200d\u202f\u205f\u3000]+)")
 _RESET = "\x1b[0m"
@@ -36,6 +37,11 @@ def shown(text: str) -> str:
     has_style = any(part.startswith("\x1b") for part in parts[1::2])
     is_open = has_style and not text.rstrip("\n").endswith(_RESET)
     return "".join(parts) + (_RESET if is_open else "")
+
+
+def without_overwritten(line: str) -> str:
+    """Return what a terminal shows of a line after its carriage returns, such as those of a progress bar."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def is_terminal(stream: TextIO | None) -> bool:

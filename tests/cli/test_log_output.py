@@ -52,6 +52,15 @@ def test_lines_of_each_source_have_its_fields(tmp_path: Path) -> None:
     assert files.poll() == []
 
 
+def test_carriage_returns_begin_no_line_of_another_process(tmp_path: Path) -> None:
+    (tmp_path / "iris").mkdir()
+    files = LogFiles(tmp_path)
+    replica = LogWriter(tmp_path / "iris" / "iris-1a2b-3c4d.log")
+    replica.line(1, STDOUT, "hello\r2026-11-22T20:32:04.116000Z 0 s process 7 killed")
+    (line,) = files.poll()
+    assert (line["stream"], line["message"][:5]) == ("stdout", "hello")
+
+
 def test_only_complete_new_lines_are_printed(tmp_path: Path) -> None:
     append(tmp_path / "operator.log", OPERATOR)
     files = LogFiles(tmp_path)

@@ -19,7 +19,7 @@ from cortex import telemetry
 from cortex.engine.logs import parse_lines
 from cortex.gateway.access_log import ACCESS_LOG_FILE
 from cortex.operator.http.log_format import line_fields
-from cortex.terminal import is_terminal, shown
+from cortex.terminal import is_terminal, shown, without_overwritten
 
 _POLL_S = 0.2
 #: Maximum that one poll reads from one file.
@@ -134,7 +134,7 @@ def _parse(path: Path, data: bytes) -> Iterator[Fields]:
     """Yield the lines of one file; `path` is relative to the folder of logs."""
     match = _FILE.fullmatch(path.name)
     name, folders = match["name"] if match else path.name, path.parts[:-1]
-    lines = data.splitlines()
+    lines = data.split(b"\n")  # not at carriage returns, behind which callers could write lines of others
     if folders:
         where = dict(zip(("api", "job"), folders, strict=False))
         for line in parse_lines(name, lines):
@@ -183,5 +183,7 @@ def _as_text(line: Fields) -> str:
         source = f"{fields.pop('api')}{job}/{str(fields.pop('replica')).rsplit('-', 1)[-1]}"
         for name in ("process", "stream"):
             fields.pop(name, None)
+    if "message" in fields:
+        fields["message"] = without_overwritten(str(fields["message"]))
     first = [fields.pop("time"), source, *(fields.pop(name) for name in ("level", "message") if name in fields)]
     return " ".join([*map(str, first), *(f"{name}={value}" for name, value in fields.items())])

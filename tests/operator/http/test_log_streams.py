@@ -59,6 +59,14 @@ def test_filters_by_request_before_tail_applies(folder: Path) -> None:
     assert logs(folder, LogForm(request="170-9")) == []
 
 
+def test_text_shows_the_last_state_of_a_progress_bar_and_json_all(folder: Path) -> None:
+    writer = LogWriter(folder / "iris-aaaaaaaa-000002.log")
+    writer.line(1, "e", "  0%|  |\r 50%|# |\r100%|##|")
+    writer.close()
+    assert logs(folder, LogForm(), tail=1)[0].split(" ", 1)[1] == "000002 100%|##|"
+    assert json.loads(logs(folder, LogForm(is_json=True), tail=1)[0])["message"].startswith("  0%|  |\r 50%")
+
+
 def test_finds_a_death_by_each_request_inside_the_process(folder: Path) -> None:
     writer = LogWriter(folder / "iris-aaaaaaaa-000002.log")
     died = "process 9 segmentation fault (SIGSEGV), inside: request 170-1, 170-3"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cortex.engine.log_writer import STDERR, STDOUT, SUPERVISOR
+from cortex.terminal import without_overwritten
 
 if TYPE_CHECKING:  # the command line imports this module, and `engine.logs` imports asyncio
     from cortex.engine.logs import LogLine
@@ -38,7 +39,7 @@ class LogForm:
         return (
             f"{json.dumps(line_fields(line), ensure_ascii=False)}\n"
             if self.is_json
-            else f"{line.at} {line.replica.rsplit('-', 1)[-1]} {line.text}\n"
+            else f"{line.at} {line.replica.rsplit('-', 1)[-1]} {without_overwritten(line.text)}\n"
         )
 
 
