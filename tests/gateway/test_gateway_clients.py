@@ -167,6 +167,7 @@ async def test_a_client_that_half_closes_while_its_call_can_be_cancelled_receive
         writer.write_eof()
         answer = await client.answer()
         assert (answer.status, answer.json()["error"]) == (499, "the client disconnected")
+        assert "x-cortex-disconnected" not in answer.headers
         await eventually(was_aborted)
 
 

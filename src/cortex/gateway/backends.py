@@ -469,6 +469,7 @@ backend {backend_name(backend)}
   http-after-response allow if {{ status lt 400 }}
   http-after-response sc-inc-gpc(0,1) if {{ status 503 }} {{ sc1_tracked }}
   http-after-response set-status {CLIENT_CLOSED_REQUEST} if {{ status 400 }} {disconnected}
+  http-after-response del-header x-cortex-disconnected if {{ status {CLIENT_CLOSED_REQUEST} }}
   http-after-response del-header retry-after if {late}
 {f"  http-after-response set-header grpc-status {GRPC_STATUSES[504]} if {late}{chr(10)}" if is_grpc else ""}\
   http-after-response set-status 504 reason 'Gateway Timeout' if {late}
