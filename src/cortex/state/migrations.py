@@ -115,7 +115,7 @@ def _create_signatures(connection: Connection) -> None:
 
 
 def _mark_new_fields(connection: Connection) -> None:
-    """Have older versions refuse the database clearly: specs may have fields that they can't read."""
+    """Change nothing but the number: older versions then refuse the database, whose specs may have new fields."""
 
 
 Migration = Callable[[Connection], None]

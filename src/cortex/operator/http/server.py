@@ -207,12 +207,12 @@ def create_server(
 
     It cuts off responses whose principal `check_validity` raises UnauthorizedError for.
     """
-    return _server(app, _Protocol, keep_alive_s=5, tls=tls, check_validity=check_validity)
+    return _Server(_Config(app, _Protocol, 5, tls, check_validity))
 
 
 def create_jobs_server(app: ASGIApp, on_shutdown: Callable[[], None] | None = None) -> uvicorn.Server:
     """Return the server for the jobs socket; `should_exit` stops it, and `on_shutdown` ends the requests that wait."""
-    return _server(app, _BaseProtocol, JOBS_KEEP_ALIVE_S, on_shutdown=on_shutdown)
+    return _Server(_Config(app, _BaseProtocol, JOBS_KEEP_ALIVE_S), on_shutdown)
 
 
 class JobsServer:
@@ -255,34 +255,29 @@ class JobsServer:
 class _Config(uvicorn.Config):
     """uvicorn's configuration with the check of tokens, and with a TLS context that gets renewed certificates."""
 
-    tls: ssl.SSLContext | None = None
-    check_validity: Callable[[Principal], None] = staticmethod(lambda _: None)
+    def __init__(
+        self,
+        app: ASGIApp,
+        protocol: type[HttpToolsProtocol],
+        keep_alive_s: int,
+        tls: ssl.SSLContext | None = None,
+        check_validity: Callable[[Principal], None] = lambda _: None,
+    ) -> None:
+        super().__init__(
+            app,
+            loop="none",
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.WARNING,  # the operator logs its own start, once for both servers
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=1,
+        )
+        self.tls, self.check_validity = tls, check_validity
 
     def load(self) -> None:
         super().load()
         self.ssl = self.tls
-
-
-def _server(
-    app: ASGIApp,
-    protocol: type[HttpToolsProtocol],
-    keep_alive_s: int,
-    tls: ssl.SSLContext | None = None,
-    on_shutdown: Callable[[], None] | None = None,
-    check_validity: Callable[[Principal], None] = lambda _: None,
-) -> uvicorn.Server:
-    config = _Config(
-        app,
-        loop="none",
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=logging.WARNING,  # the operator logs its own start, once for both servers
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=keep_alive_s,
-        timeout_graceful_shutdown=1,
-    )
-    config.tls, config.check_validity = tls, check_validity
-    return _Server(config, on_shutdown)

@@ -5,6 +5,7 @@ Imported for the first such form only, because it imports starlette.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator
 from urllib.parse import unquote_to_bytes
@@ -14,6 +15,9 @@ from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from cortex.payloads.content_type import decode_text
+
+# Its warnings repeat the errors that callers get, in the log of the API.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 _CHARSET = re.compile(rb";\s*charset\s*=", re.IGNORECASE)
 #: The name of a file in the form of RFC 5987, which some clients send alone: `filename*=UTF-8''caf%C3%A9.png`.
