@@ -136,10 +136,16 @@ def job_json(view: JobView, is_owner: bool = True) -> Json:
 
     Callers of the endpoint, who may be anybody, see only the name and kind of the API, not its configuration.
     """
-    spec = json.loads(view.record.origin.spec)
-    spec.pop("as_written", None)
-    shown = mask_spec(spec) if is_owner else {key: spec[key] for key in ("name", "kind") if key in spec}
+    spec = masked_api_spec(view.record)
+    shown = spec if is_owner else {key: spec[key] for key in ("name", "kind") if key in spec}
     return {"job_status": status_json(view), "endpoint": view.endpoint, "api_spec": shown}
+
+
+def masked_api_spec(record: JobRecord) -> Json:
+    """Return the spec of a job's API at the time of the submission, without secrets."""
+    spec: Json = json.loads(record.origin.spec)
+    spec.pop("as_written", None)
+    return mask_spec(spec)
 
 
 def jobs_json(views: Iterable[JobView]) -> list[Json]:

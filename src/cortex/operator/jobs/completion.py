@@ -137,7 +137,8 @@ class JobCompletion:
 
     async def _send_webhook(self, job: JobRecord) -> None:
         # Not orjson, which rejects values that a configuration may hold, such as integers of more than 64 bits.
-        body = json.dumps({"job_status": status_json(JobView(job, "", WorkerCounts.at_end(job)))}).encode()
+        status = await asyncio.to_thread(status_json, JobView(job, "", WorkerCounts.at_end(job)))
+        body = json.dumps({"job_status": status}).encode()
         hosts = (_networking(job).get("webhook_hosts") or ()) if FROM_ENDPOINT in job.source else None
         for delay in (*retry_delays(), None):
             try:

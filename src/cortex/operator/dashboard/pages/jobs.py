@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from cortex.errors import InputError
-from cortex.jobs.http.view import JobView, job_json, masked_spec, status_json
+from cortex.jobs.http.view import JobView, masked_api_spec, masked_spec, status_json
 from cortex.jobs.records import JobFilter
 from cortex.jobs.spec import DeadLetter
 from cortex.lifecycle import JobStatus
@@ -153,7 +153,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         return pages.page(
             request,
             "jobs/list.html",
-            rows=[_row(services, view) for view in found[:PAGE_JOBS]],
+            rows=await _rows(services, found[:PAGE_JOBS]),
             following=found[PAGE_JOBS - 1].record.number if len(found) > PAGE_JOBS else None,
             apis=sorted(names),
             api=chosen.api or "",
@@ -209,14 +209,14 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_submission(request: Request, api: str, job: str) -> Response:
         """Show what was submitted, without the items, and the configuration of the API at that time."""
         row = await job_row(services, api, job)
-        submission = masked_spec(row.view.record)[0]
+        submission, _ = await asyncio.to_thread(masked_spec, row.view.record)
         return pages.page(
             request,
             "jobs/submission.html",
             row=row,
             tab="submission",
             submission={key: value for key, value in submission.items() if value not in (None, "")},
-            api_spec=job_json(row.view)["api_spec"],
+            api_spec=masked_api_spec(row.view.record),
         )
 
     @router.post("/jobs/{api}/{job}/stop")
@@ -252,12 +252,18 @@ def _shown(letter: DeadLetter, retries: Sequence[JobRow]) -> ShownLetter:
 
 
 async def _retries(services: Services, api: str, job: str) -> list[JobRow]:
-    return [_row(services, view) for view in await services.jobs.retries(api, job)]
+    return await _rows(services, await services.jobs.retries(api, job))
 
 
 async def job_row(services: Services, api: str, job: str) -> JobRow:
     """Return what every page of a job shows. Raises: NotFoundError."""
-    return _row(services, await services.jobs.get(api, job))
+    (row,) = await _rows(services, [await services.jobs.get(api, job)])
+    return row
+
+
+async def _rows(services: Services, views: Sequence[JobView]) -> list[JobRow]:
+    """Return what a page shows of jobs; in a thread, because masking a large configuration takes tenths of a second."""
+    return await asyncio.to_thread(lambda: [_row(services, view) for view in views])
 
 
 def _row(services: Services, view: JobView) -> JobRow:
