@@ -78,11 +78,6 @@ class Home:
         return self.models_dir / "apis.json"
 
     @property
-    def listings_socket(self) -> Path:
-        """Unix socket through which model agents of nodes share the operator's listings."""
-        return self.sockets_dir / "listings"
-
-    @property
     def jobs_socket(self) -> Path:
         """Unix socket on which the operator accepts submissions from the gateway and leases batches to job workers."""
         return self.sockets_dir / "jobs"

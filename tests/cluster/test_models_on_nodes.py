@@ -1,12 +1,9 @@
-"""Models on nodes: the operator's machine lists sources for all nodes; each node lists while it is away."""
+"""Models on nodes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,8 @@ from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import LocalNode, local_nodes
-from harness.models.model_agents import RunningAgent
 from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
-from harness.servers.slow_proxy import SlowProxy
 from harness.wait import PATIENCE_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
@@ -42,40 +37,6 @@ class Handler:
     def handle_post(self, payload):
         return {"number": self.client.get_model()}
 """
-
-
-@dataclass
-class Stores:
-    """One store with several addresses, which show who listed it."""
-
-    swift: SwiftServer
-    of_operator: SlowProxy
-    of_nodes: SlowProxy
-
-    def put(self, version: int) -> None:
-        self.swift.put(BUCKET, f"numbers/{version}/number", str(version).encode())
-
-    @staticmethod
-    def listings(way: SlowProxy) -> int:
-        """Count how often the model was listed, not counting its versions, which are when they are downloaded."""
-        return way.listed.count("numbers/")
-
-
-@pytest.fixture
-def stores(swift_server: SwiftServer) -> Iterator[Stores]:
-    swift = swift_server.other_account()
-    swift.create_bucket(BUCKET)
-    with SlowProxy(swift.url) as of_operator, SlowProxy(swift.url) as of_nodes:
-        yield Stores(swift, of_operator, of_nodes)
-
-
-@contextlib.contextmanager
-def operator_agent(home: Home, stores: Stores) -> Iterator[RunningAgent]:
-    agent = RunningAgent(home, {**stores.swift.environ, "AWS_ENDPOINT_URL_S3": stores.of_operator.url})
-    try:
-        yield agent.start()
-    finally:
-        agent.stop()
 
 
 def spec(home: Home) -> ReplicaSpec:
@@ -105,48 +66,23 @@ async def sockets_of(made: Cluster, specs: list[ReplicaSpec]) -> list[str]:
     return [(await ready(made, each)).processes[0].socket for each in specs]
 
 
-def said_away(nodes: list[LocalNode]) -> bool:
-    return any("listing here" in (node.home.logs_dir / "models.log").read_text() for node in nodes)
+def test_nodes_list_stores_for_themselves(home: Home, swift_server: SwiftServer) -> None:
+    swift = swift_server.other_account()
+    swift.create_bucket(BUCKET)
 
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.05)
-
-
-def test_the_operator_lists_for_all_nodes_and_each_for_itself_while_it_is_away(home: Home, stores: Stores) -> None:
-    stores.put(1)
-    environ = {**stores.swift.environ, "AWS_ENDPOINT_URL_S3": stores.of_nodes.url}
-
-    async def test(nodes: list[LocalNode], agent: RunningAgent) -> None:
+    async def test(nodes: list[LocalNode]) -> None:
         async with cluster(home, nodes) as made:
             specs = [spec(home), spec(home)]
             sockets = await sockets_of(made, specs)
             assert {made.host(each.id) for each in specs} == {node.host for node in nodes}
             await until_all_answer(sockets, 1)
-            stores.put(2)
+            swift.put(BUCKET, "numbers/2/number", b"2")
             await until_all_answer(sockets, 2)
-            assert stores.listings(stores.of_operator) >= 3
-            # On a machine that has no time for it, even the operator's agent may seem to be away.
-            assert stores.listings(stores.of_nodes) == 0 or said_away(nodes)
-            assert agent.contents() == []  # nothing is downloaded where no replica runs
-        await asyncio.to_thread(agent.kill)
-        stores.put(3)
-        await until_all_answer(sockets, 3)
-        assert stores.listings(stores.of_nodes) > 0
-        await asyncio.to_thread(agent.start)
-        async with cluster(home, nodes) as made:
-            before = stores.listings(stores.of_operator)
-            await until(lambda: stores.listings(stores.of_operator) > before)
-            stores.put(4)
-            await until_all_answer(sockets, 4)
-            await until(lambda: {each.id for each in specs} <= set(made.engine.replicas()))
             await stop(made, *(each.id for each in specs))
 
+    swift.put(BUCKET, "numbers/1/number", b"1")
     with (
         tempfile.TemporaryDirectory(prefix="cx-") as folder,
-        operator_agent(home, stores) as agent,
-        local_nodes(Path(folder), 2, environ) as nodes,
+        local_nodes(Path(folder), 2, swift.environ) as nodes,
     ):
-        run(test(nodes, agent))
+        run(test(nodes))

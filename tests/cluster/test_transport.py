@@ -9,13 +9,14 @@ import ssl
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cortex.cluster import transport
 from cortex.cluster.credentials import ClusterCredentials, TlsIdentity, derive_key, node_identity
-from cortex.cluster.node.relay import splice
+from cortex.cluster.node.relay import OperatorPort, splice
 from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
 
 HERE = "127.0.0.1"
@@ -207,3 +208,19 @@ async def test_a_listener_of_another_protocol_version_is_refused() -> None:
     with pytest.raises(PeerError, match="another version of cortex"):
         await connect(HERE, server.sockets[0].getsockname()[1], OPERATOR)
     server.close()
+
+
+@pytest.mark.parametrize(("target", "answer"), [("jobs", b"hello"), ("listings", b"")])
+async def test_the_operator_serves_jobs_and_ends_other_connections(target: str, answer: bytes, tmp_path: Path) -> None:
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, str(tmp_path / "jobs")):
+        operator = OperatorPort(tmp_path / "jobs", OPERATOR)
+        port = await operator.startup(HERE, 0)
+        connection = await connect(HERE, port, NODE)
+        connection.send({"target": target})  # nodes of earlier versions request listings of models, too
+        assert await connection.reader.read() == answer
+        connection.close()
+        await operator.shutdown()

@@ -26,7 +26,6 @@ from cortex.errors import CortexError, InputError, ModelFormatError, WorkerMessa
 from cortex.jobs.http import wire
 from cortex.jobs.intake.submission import SubmissionLimits, parse_submission, parse_task
 from cortex.models import protocol
-from cortex.models.agent import listing_rpc
 from cortex.models.formats import onnx_file, pickles, tensorflow_model
 from cortex.models.formats.detection import detect
 from cortex.models.formats.protobuf import MessageError
@@ -249,18 +248,6 @@ PARSERS = [
     ),
     Parser(
         "models: answer", protocol.read_answer, (ValueError,), (b'{"op":"catalogue","confirmed":{"a":{}},"error":"x"}',)
-    ),
-    Parser(
-        "node: listing",
-        listing_rpc.read_request,
-        (ValueError,),
-        (b'{"op":"list","url":"s3://b/","is_dir":true,"max_age_s":1.5,"newer_than_s":null,"known":""}\n',),
-    ),
-    Parser(
-        "node: listing's answer",
-        listing_rpc.read_answer,
-        (ValueError,),
-        (b'{"op":"listed","taken_at":1.5,"age_s":1,"size":10,"objects":1,"is_cut":false,"state":"x"}\n',),
     ),
 ]
 

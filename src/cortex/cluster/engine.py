@@ -18,7 +18,7 @@ from cortex.cluster.archives import ProjectArchives
 from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.metrics_mirror import REFRESH_S, MetricsMirror
-from cortex.cluster.node.relay import JOBS, LISTINGS, OperatorPort
+from cortex.cluster.node.relay import OperatorPort
 from cortex.cluster.node_client import LeaderAddress, NodeClient
 from cortex.cluster.placement import AGENT_PREFIX, NodeAddress, Placement, Placer
 from cortex.cluster.remote_replica import (
@@ -65,8 +65,7 @@ class ClusterEngine:
         self._home = home
         self._placer = placer
         self._credentials = credentials
-        targets = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
-        self._port = OperatorPort(targets, credentials.identity)
+        self._port = OperatorPort(home.jobs_socket, credentials.identity)
         self._leader = LeaderAddress(credentials.host, credentials.port, credentials.epoch)
         self._known_nodes = known_nodes
         self._logger = logger

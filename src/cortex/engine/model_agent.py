@@ -41,16 +41,11 @@ def model_agent_file(home: Home) -> Path:
 
 
 class ModelAgent:
-    """The model agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running.
+    """The model agent of one home. `startup`, then `run` as a task, then `shutdown`, which leaves it running."""
 
-    With `is_node` it is the agent of a node, which has the operator's machine list object stores.
-    """
-
-    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger, is_node: bool = False) -> None:
+    def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger) -> None:
         self._home = home
         self._command = [sys.executable, "-P", "-m", "cortex.models.agent.agent", str(home.path)]
-        if is_node:
-            self._command.append("--node")
         # Fewer malloc arenas: the memory of a listing or a download returns to the system.
         self._environ = {"MALLOC_ARENA_MAX": "2", **replica_environ(environ)}
         self._logger = logger

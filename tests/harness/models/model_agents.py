@@ -40,10 +40,9 @@ from cortex.models.agent import agent
 from cortex.telemetry import Logger, configure
 home = Home(Path(sys.argv[1]))
 configure(home.logs_dir / "models.log")
-is_node = sys.argv[2] == "node"
-limits = agent.AgentLimits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[3:])})
+limits = agent.AgentLimits(**{name: float(value) for name, value in (item.split("=") for item in sys.argv[2:])})
 with agent.only_one(home):
-    asyncio.run(agent.ModelAgentServer(home, os.environ, limits, Logger("cortex.models"), is_node).run())
+    asyncio.run(agent.ModelAgentServer(home, os.environ, limits, Logger("cortex.models")).run())
 """
 
 
@@ -55,7 +54,6 @@ class RunningAgent:
     environ: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
-    is_node: bool = False  #: it requests listings from another agent, at `home.listings_socket`
 
     @property
     def socket(self) -> str:
@@ -71,7 +69,7 @@ class RunningAgent:
         self.home.create()
         limits = [f"{name}={value}" for name, value in self.limits.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(self.home.path), "node" if self.is_node else "", *limits],
+            [sys.executable, "-P", "-c", _PROGRAM, str(self.home.path), *limits],
             env={**os.environ, **self.environ},
             start_new_session=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,11 +11,13 @@ import signal
 import socket
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cortex.home import Home
+from cortex.models.agent.listing import Prefix, list_models
 from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource, Pin
 from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
@@ -56,6 +59,30 @@ def test_a_pinned_version_outlives_its_deletion_and_a_restart_of_the_agent(agent
     with AgentClient(agent.start().socket).watch(source) as pinned:
         wait_until(pinned.confirmed)
         assert read_latest(pinned) == b"one"
+
+
+def test_a_version_that_was_pinned_elsewhere_is_served_although_this_machine_has_not_listed_it_yet(
+    agent: RunningAgent, tmp_path: Path
+) -> None:
+    folder = tmp_path / "iris"
+    put(folder / "1" / "model.pkl", b"one")
+    source = of_path(folder, poll_interval_s=3600.0)
+    with AgentClient(agent.start().socket).watch(source) as client:
+        wait_until(client.confirmed)
+        put(folder / "2" / "model.pkl", b"two")
+        digest = asyncio.run(list_models(Prefix(str(folder)), {})).models[""].versions["2"].digest
+        pin = Pin(DEFAULT_MODEL, "2", digest, 3, 0.0)
+        with AgentClient(agent.socket).watch(replace(source, pins=(pin,))) as pinned:
+            wait_until(pinned.confirmed)
+            assert latest(pinned.confirmed()) == {DEFAULT_MODEL: "2"}
+            assert len(pinned.heard) == 1  # no other version was published before
+            assert read_latest(pinned) == b"two"
+        gone = replace(source, pins=(replace(pin, number="3", digest="gone"),))
+        with AgentClient(agent.socket).watch(gone) as other:
+            wait_until(other.confirmed)
+            confirmed = other.confirmed()
+            assert confirmed is not None
+            assert [each.version for each in confirmed.problems] == ["3"]
 
 
 def _versions(client: AgentClient) -> list[str]:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from cortex.models.agent.listing import Listing, ListingAggregate, Prefix, prefixes
 from cortex.models.agent.source_monitor import (
     LastCatalogues,
+    PrefixState,
     SourceState,
+    available_pins,
     debounce,
     find_version,
     pinned_catalogue,
@@ -400,7 +402,9 @@ ONE = ModelSource("python", (ModelPath("m", "s3://b/m", "key"),), pins=(Pin("m",
 def test_a_pinned_version_is_the_latest(listed: str, on_disk: str, latest: str, versions: str) -> None:
     found = tuple(Version(each[0], each[1], 1, 0.0) for each in listed.split())
     catalogue = Catalogue((Model("m", found, "key"),) if found else ())
-    pinned = pinned_catalogue(ONE, catalogue, set(on_disk))
+    by_key = {("m", each.number): each for each in found}
+    state = SourceState({"m": PrefixState(NOW, True, by_key, by_key, frozenset(), {}, ())})
+    pinned = pinned_catalogue(ONE, catalogue, available_pins(ONE, state, set(on_disk)))
     (model,) = pinned.models
     assert (model.latest.number + model.latest.digest, model.signature_key) == (latest, "key")
     assert " ".join(each.number + each.digest for each in model.versions) == versions
@@ -408,6 +412,15 @@ def test_a_pinned_version_is_the_latest(listed: str, on_disk: str, latest: str, 
     published = published_catalogue(ONE, pinned, None, {model.latest.digest: "/disk"}, {})
     assert [each.digest for _, each in published.versions() if each.path] == [model.latest.digest]
     assert Catalogue.from_json(published.to_json()) == published
+
+
+def test_a_pinned_version_is_available_once_one_listing_has_it() -> None:
+    old, seen_once = passes(PATH, {"1/f": "one"}, {"1/f": "one", "2/f": "two"})
+    digest = digests(PATH, {"2/f": "two"})["iris/2"]
+    pinned, other = (replace(PATH, pins=(Pin("iris", "2", each, 1, 0.0),)) for each in (digest, "other"))
+    assert available_pins(pinned, old, ()) == available_pins(other, seen_once, ()) == {}
+    [version] = available_pins(pinned, seen_once, ()).values()
+    assert (version.number, version.url) == ("2", "s3://b/m/2")
 
 
 def test_a_version_is_found_by_its_content_only() -> None:

@@ -25,7 +25,7 @@ from cortex.cluster.credentials import TlsIdentity, node_identity
 from cortex.cluster.metrics_mirror import pack
 from cortex.cluster.node.gateway import NodeGateway
 from cortex.cluster.node.hosting import Hosting
-from cortex.cluster.node.relay import JOBS, LISTINGS, NodeRelay
+from cortex.cluster.node.relay import NodeRelay
 from cortex.cluster.node.start import IDENTITY_FILE, OVER, PROTOCOL, RESERVE_SOCKET
 from cortex.cluster.transport import Json, PeerConnection, listen
 from cortex.engine.local import LocalEngine
@@ -76,10 +76,9 @@ class NodeAgent:
         self._identity = identity
         self._engine = LocalEngine(home, os.environ, _logger)
         self._hosting = Hosting(home, identity.host, os.environ, self._engine, self, _logger)
-        relayed = {JOBS: home.jobs_socket, LISTINGS: home.listings_socket}
-        self._relay = NodeRelay(relayed, identity)
+        self._relay = NodeRelay(home.jobs_socket, identity)
         self._reservations = Reservations(home.sockets_dir / RESERVE_SOCKET, self._describe, self._reserved)
-        self._model_agent = ModelAgent(home, os.environ, _logger, is_node=True)
+        self._model_agent = ModelAgent(home, os.environ, _logger)
         self._gateway = NodeGateway(home, _logger)
         self._sessions: set[_OperatorSession] = set()
         self._epoch = 0

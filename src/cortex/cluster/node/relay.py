@@ -1,7 +1,6 @@
-"""Relay of connections from a node to the operator: from a unix socket on the node to a unix socket at the operator.
+"""Relay of job workers' connections: from a unix socket on a node to the operator's unix socket for jobs.
 
-Job workers use the target JOBS, the model agent uses LISTINGS. The relay copies bytes; it only assumes that JOBS speaks
-HTTP, to answer 503 while the operator can't be reached.
+The relay copies bytes; it only assumes that they are HTTP, to answer 503 while the operator can't be reached.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import asyncio
 import contextlib
 import json
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from cortex.cluster.credentials import TlsIdentity
@@ -24,8 +21,8 @@ from cortex.cluster.transport import (
     listen,
 )
 
-#: Targets; the first message of a connection names one.
-JOBS, LISTINGS = "jobs", "listings"
+#: The first message of a connection names its target. Nodes of earlier versions connect to others, too.
+JOBS = "jobs"
 _CHUNK_BYTES = 256 * 1024
 _MESSAGE = "the operator can't be reached; jobs and documentation are not available now"
 _AWAY = json.dumps({"kind": "operator_unavailable", "message": _MESSAGE, "error": _MESSAGE}).encode()
@@ -38,13 +35,13 @@ _LINGER_S = 5.0
 
 
 class NodeRelay:
-    """The node's end: one unix socket per target. `lead` sets the address of the operator."""
+    """The node's end: a unix socket. `lead` sets the address of the operator."""
 
-    def __init__(self, sockets: Mapping[str, Path], identity: TlsIdentity) -> None:
-        self._sockets = sockets
+    def __init__(self, socket: Path, identity: TlsIdentity) -> None:
+        self._socket = socket
         self._identity = identity
         self._operator: tuple[str, int] | None = None
-        self._servers: list[asyncio.Server] = []
+        self._server: asyncio.Server | None = None
 
     def lead(self, host: str, port: int) -> None:
         """Set the address of the operator."""
@@ -52,23 +49,22 @@ class NodeRelay:
 
     async def startup(self) -> None:
         """Start to listen."""
-        for target, path in self._sockets.items():
-            path.unlink(missing_ok=True)
-            self._servers.append(await asyncio.start_unix_server(partial(self._serve, target), str(path)))
-            path.chmod(0o600)
+        self._socket.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self._socket))
+        self._socket.chmod(0o600)
 
     async def shutdown(self) -> None:
         """Stop listening."""
-        for server in self._servers:
-            server.close()
+        if self._server is not None:
+            self._server.close()
 
-    async def _serve(self, target: str, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             connection = await self._connect()
             if connection is not None:
-                connection.send({"target": target})
+                connection.send({"target": JOBS})
                 await splice(reader, writer, connection.reader, connection.writer)
-            elif target == JOBS:
+            else:
                 await _answer_unavailable(reader, writer)
         finally:
             writer.close()
@@ -82,10 +78,10 @@ class NodeRelay:
 
 
 class OperatorPort:
-    """The operator's end: a TCP port whose connections go to the unix socket of their target."""
+    """The operator's end: a TCP port whose connections go to a unix socket."""
 
-    def __init__(self, sockets: Mapping[str, Path], identity: TlsIdentity) -> None:
-        self._sockets = sockets
+    def __init__(self, socket: Path, identity: TlsIdentity) -> None:
+        self._socket = socket
         self._identity = identity
         self._server: asyncio.Server | None = None
 
@@ -104,10 +100,9 @@ class OperatorPort:
             with contextlib.suppress(OSError, TimeoutError, PeerError):
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                     first = await connection.receive()
-                path = self._sockets.get(str(first and first.get("target")))
-                if path is None:
+                if first is None or first.get("target") != JOBS:
                     return
-                inner_reader, inner_writer = await asyncio.open_unix_connection(str(path))
+                inner_reader, inner_writer = await asyncio.open_unix_connection(str(self._socket))
                 await splice(connection.reader, connection.writer, inner_reader, inner_writer)
         finally:
             connection.close()

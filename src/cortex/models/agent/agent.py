@@ -1,8 +1,7 @@
 """The model agent: one process per machine and home that lists model sources, downloads contents and serves clients.
 
-`python -m cortex.models.agent.agent HOME [--node]`. It outlives the operator, and ends on SIGTERM or after a while
-without clients. It uses the credentials of its environment. With `--node`, on a node of a cluster, it gets listings of
-stores from the operator's model agent while that one is reachable.
+`python -m cortex.models.agent.agent HOME`. It outlives the operator, and ends on SIGTERM or after a while without
+clients. It uses the credentials of its environment.
 
     supervisor ──Watch, Using──▶ ClientConnection ─▶ SourceMonitor (one per API and source) ─▶ Poller (one per prefix)
     worker ───Fetch, Release───▶        │                      └──▶ ContentStore (one per home)
@@ -31,7 +30,6 @@ from cortex.errors import CortexError, StorageError
 from cortex.home import Home
 from cortex.models.agent.content_store import ContentStore
 from cortex.models.agent.listing import Listing, Prefix, download_version, list_models
-from cortex.models.agent.listing_rpc import ListingClient, ListingServer
 from cortex.models.agent.poller import Poller
 from cortex.models.agent.source_monitor import FILE_GRACE_S, LastCatalogues, SourceMonitor
 from cortex.models.protocol import (
@@ -52,7 +50,6 @@ from cortex.models.spec import ModelSource
 from cortex.processes.filelock import LockHeldError, hold_lock
 from cortex.processes.priority import enter_background, leave_background
 from cortex.processes.sockets import replace_listener
-from cortex.storage.client import is_remote
 from cortex.telemetry import Logger, configure
 
 #: The exit code if another agent runs for this home.
@@ -71,7 +68,6 @@ class AgentLimits:
     housekeeping_s: float = 5.0
     listings: int = 16  #: concurrent
     downloads: int = 4  #: concurrent
-    silence_s: float = 10.0  #: timeout of the operator's agent
 
 
 _LOCK_TIMEOUT_S = 2.0
@@ -86,9 +82,7 @@ _FOREGROUND_S = 1.0
 class ModelAgentServer:
     """The agent of one home; `run` serves until the end."""
 
-    def __init__(
-        self, home: Home, environ: Mapping[str, str], limits: AgentLimits, logger: Logger, is_node: bool = False
-    ) -> None:
+    def __init__(self, home: Home, environ: Mapping[str, str], limits: AgentLimits, logger: Logger) -> None:
         self._home = home
         self._environ = dict(environ)
         self._limits = limits
@@ -104,9 +98,6 @@ class ModelAgentServer:
         self._pollers: dict[Prefix, Poller] = {}
         self._concurrent_listings = asyncio.Semaphore(limits.listings)
         self._concurrent_downloads = asyncio.Semaphore(limits.downloads)
-        # On a node, the node's agent listens on this socket and relays connections to the operator's machine.
-        self._listing_client = ListingClient(home.listings_socket, limits.silence_s, logger) if is_node else None
-        self._listing_server = None if is_node else ListingServer(self._list, self._concurrent_listings, logger)
         self._had_monitors = False
         self._idle_apis: set[str] = set()  #: those whose contents are kept although nobody watches their sources
         self._stop = asyncio.Event()
@@ -125,8 +116,6 @@ class ModelAgentServer:
         loop.call_later(FILE_GRACE_S, self._delete_files, set(self._files.iterdir()))
         listener = replace_listener(self._home.model_agent_socket)
         server = await loop.create_unix_server(lambda: ClientConnection(self, self._logger), sock=listener)
-        if self._listing_server is not None:
-            await self._listing_server.startup(replace_listener(self._home.listings_socket))
         self._logger.info("model agent started", pid=os.getpid())
         housekeeping = asyncio.create_task(self._run_housekeeping(started_at), name="housekeeping")
         await self._stop.wait()
@@ -139,11 +128,6 @@ class ModelAgentServer:
             monitor.stop()
         for poller in self._pollers.values():
             poller.stop()
-        if self._listing_client is not None:
-            self._listing_client.close()
-        if self._listing_server is not None:
-            self._listing_server.shutdown()
-            self._home.listings_socket.unlink(missing_ok=True)
         await self._contents.shutdown()
         self._home.model_agent_socket.unlink(missing_ok=True)
         self._logger.info("model agent stopped", pid=os.getpid())
@@ -249,9 +233,7 @@ class ModelAgentServer:
     def _poller(self, prefix: Prefix) -> Poller:
         poller = self._pollers.get(prefix)
         if poller is None:
-            client = self._listing_client
-            list_remotely = client.list if client is not None and is_remote(prefix.url) else None
-            poller = Poller(prefix, self._list, self._concurrent_listings, self._logger, list_remotely)
+            poller = Poller(prefix, self._list, self._concurrent_listings, self._logger)
             self._pollers[prefix] = poller
         return poller
 
@@ -305,8 +287,6 @@ class ModelAgentServer:
             self._logger.error("model agent ends: its socket was removed", socket=self._home.model_agent_socket)
             self._stop.set()
             return
-        if self._listing_server is not None:
-            self._listing_server.remove_unneeded()
         if self._contents.drop_missing():
             for monitor in self._monitors.values():
                 monitor.publish_soon()
@@ -436,18 +416,18 @@ class ClientConnection(asyncio.Protocol):
 
 def main() -> None:
     """Run the agent of the home in the first argument."""
-    home, is_node = Home(Path(sys.argv[1])), sys.argv[2:] == ["--node"]
+    home = Home(Path(sys.argv[1]))  # node agents of earlier versions add `--node`
     home.create()
     configure(home.logs_dir / "models.log")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     with only_one(home):
-        asyncio.run(_run(home, is_node))
+        asyncio.run(_run(home))
 
 
-async def _run(home: Home, is_node: bool) -> None:
-    await ModelAgentServer(home, os.environ, AgentLimits(), Logger("cortex.models"), is_node).run()
+async def _run(home: Home) -> None:
+    await ModelAgentServer(home, os.environ, AgentLimits(), Logger("cortex.models")).run()
 
 
 @contextlib.contextmanager

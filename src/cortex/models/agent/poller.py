@@ -1,17 +1,17 @@
 """Poll one prefix for all its watchers: one listing per interval, however many watchers.
 
 The poller decides when to list: at the shortest interval of its watchers, less often if the store is slow, and with
-exponential backoff while it can't be listed. On a node of a cluster it gets listings of stores from the operator's
-model agent (`listing_rpc`), and lists by itself only while that one is unreachable.
+exponential backoff while it can't be listed. Intervals vary a little, so that the nodes of a cluster, which list the
+same stores, spread their requests over time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from cortex.errors import StorageError
@@ -20,21 +20,6 @@ from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
 ListPrefix = Callable[[Prefix], Awaitable[Listing]]
-
-
-@dataclass(frozen=True)
-class RemoteListing:
-    """A listing made by the operator's model agent."""
-
-    listing: Listing
-    begun_at: float  #: monotonic time of this machine; an estimate that is never too early
-    models_id: str  #: opaque; equal for equal models
-
-
-#: `(prefix, max_age_s, newer_than_s, before)`: return a listing that began less than `newer_than_s` ago, a new one if
-#: none is younger than `max_age_s`; None if the operator's agent is unreachable. `before` is the previous result.
-#: Raises: StorageError if the prefix can't be listed.
-ListRemotely = Callable[[Prefix, float, float, RemoteListing | None], Awaitable[RemoteListing | None]]
 
 #: A listing that takes longer is slow: polling may then keep the store busy for a tenth of the time only.
 SLOW_LISTING_S = 1.0
@@ -45,8 +30,8 @@ SILENCE_S = 10.0
 #: Maximum delay before a failed listing is retried.
 MAX_RETRY_S = 10.0
 _BACKOFF = Backoff(1.0, MAX_RETRY_S, jitter=0.1)
-#: Maximum age of a remote listing where watchers want a single one.
-_FRESH_S = 1.0
+#: Each interval is shortened by a random share of at most this size.
+_JITTER = 0.1
 
 
 class ListingWatcher(Protocol):
@@ -75,21 +60,18 @@ class Poller:
         list_prefix: ListPrefix,
         concurrency: asyncio.Semaphore,
         logger: Logger,
-        list_remotely: ListRemotely | None = None,
     ) -> None:
         self.watchers: set[ListingWatcher] = set()
         self._prefix = prefix
         self._list_prefix = list_prefix
         self._concurrency = concurrency
         self._logger = logger
-        self._list_remotely = list_remotely
-        self._remote: RemoteListing | None = None
-        self._newest_at = -math.inf  #: when the newest listing began; monotonic
         self._recent: list[Listing] = []  #: the last two, which confirm each other
         self._error: str | None = None
         self._silence_s = SILENCE_S
         self._earliest_at = 0.0  #: no listing begins before; monotonic
         self._begun_at = 0.0
+        self._interval_share = 1.0  #: drawn for each listing
         self._soon_at = math.inf
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -122,6 +104,7 @@ class Poller:
         while True:
             await self._wait_until_due()
             self._begun_at = time.monotonic()
+            self._interval_share = random.uniform(1 - _JITTER, 1)
             self._soon_at = math.inf
             error, store_s = await self._list_once()
             if error is not None:
@@ -147,23 +130,21 @@ class Poller:
                 return
 
     def _interval_s(self) -> float:
-        return min((watcher.interval_s for watcher in self.watchers), default=math.inf)
+        return min((watcher.interval_s for watcher in self.watchers), default=math.inf) * self._interval_share
 
     async def _list_once(self) -> tuple[str | None, float]:
         """Notify the watchers; return the error, if any, and the seconds for which the store was busy."""
         store_s = 0.0
         try:
-            listing = await self._fetch_remote_listing()
-            if listing is None:
-                async with self._concurrency:
-                    self._newest_at = time.monotonic()
-                    silence = asyncio.get_running_loop().call_later(self._silence_s, self._report_silence)
-                    try:
-                        listing = await self._list_prefix(self._prefix)
-                    finally:
-                        silence.cancel()
-                    store_s = time.monotonic() - self._newest_at
-                    self._silence_s = max(SILENCE_S, 2 * store_s)
+            async with self._concurrency:
+                begun_at = time.monotonic()
+                silence = asyncio.get_running_loop().call_later(self._silence_s, self._report_silence)
+                try:
+                    listing = await self._list_prefix(self._prefix)
+                finally:
+                    silence.cancel()
+                store_s = time.monotonic() - begun_at
+                self._silence_s = max(SILENCE_S, 2 * store_s)
         except StorageError as error:
             return self._fail(str(error)), store_s
         except Exception as error:  # stores hold arbitrary keys: none of them may end the polling of other prefixes
@@ -177,19 +158,6 @@ class Poller:
         for watcher in list(self.watchers):
             watcher.on_listing(listing)
         return None, store_s
-
-    async def _fetch_remote_listing(self) -> Listing | None:
-        if self._list_remotely is None:
-            return None
-        interval_s = self._interval_s()
-        max_age_s = _FRESH_S if math.isinf(interval_s) else interval_s
-        remote = await self._list_remotely(self._prefix, max_age_s, time.monotonic() - self._newest_at, self._remote)
-        self._remote = remote
-        if remote is None:
-            return None
-        # The interval counts from the start of the shared listing, so that all nodes are due at about the same time.
-        self._begun_at = self._newest_at = remote.begun_at
-        return remote.listing
 
     def _report_silence(self) -> None:
         if self._error is None:

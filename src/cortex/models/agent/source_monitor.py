@@ -29,6 +29,9 @@ saved catalogue count as served. Nothing is confirmed before every prefix of the
 not disappear because its bucket is unreachable. The **confirmed** catalogue holds the served contents; the
 **candidate** is the catalogue that the next listing confirms if nothing changes, so that replicas can prepare for it.
 
+**Pins.** A pinned version was confirmed by another machine, which may have listed the source later: it is served once
+one listing has it, and counts as gone only after two listings since the start of the monitor.
+
 **Download and publish.** Without caching, the latest versions of both catalogues are downloaded before they are
 published; until then a model keeps its previously published version. The first catalogue waits for all downloads,
 later ones for one poll interval at most. The last published catalogue is saved on disk and published again if the
@@ -42,6 +45,7 @@ import contextlib
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,7 +59,7 @@ from cortex.models.agent.listing import Listing, Prefix, newest_modification, pr
 from cortex.models.agent.poller import Poller
 from cortex.models.loaded_models import VersionKey
 from cortex.models.protocol import CatalogueUpdate
-from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Version
+from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Pin, Version
 from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
@@ -66,6 +70,8 @@ _OLD_INTERVALS = 2
 #: After this many changes in successive listings, a version is not a candidate until it stops changing.
 _MAX_CHANGES = 3
 _QUICK_S = 1.0
+#: A pinned version is gone if so many new listings lack it: the first one may have begun before it was uploaded.
+_PIN_LISTINGS = 2
 
 _STILL_CHANGING = "its files still change; it is served once two successive listings find the same files"
 
@@ -342,20 +348,32 @@ def published_catalogue(
     return Catalogue(tuple(models), tuple(problems))
 
 
-def pinned_catalogue(source: ModelSource, catalogue: Catalogue, on_disk: Collection[str]) -> Catalogue:
+def available_pins(source: ModelSource, state: SourceState, on_disk: Collection[str]) -> dict[Pin, Version]:
+    """Return the pinned versions that have been listed, if only once, or whose content is on disk (digests)."""
+    found: dict[Pin, Version] = {}
+    for pin in source.pins:
+        of_prefixes = (each for prefix in state.prefixes.values() for each in (prefix.newest, prefix.confirmed))
+        listed = (versions.get((pin.model, pin.number)) for versions in of_prefixes)
+        version = next((each for each in listed if each is not None and each.digest == pin.digest), None)
+        if version is not None:
+            found[pin] = version
+        elif pin.digest in on_disk:
+            found[pin] = Version(pin.number, pin.digest, pin.size_bytes, pin.modified_at)
+    return found
+
+
+def pinned_catalogue(source: ModelSource, catalogue: Catalogue, available: Mapping[Pin, Version]) -> Catalogue:
     """Return the catalogue in which the pinned versions are the latest ones.
 
-    A pinned version that the source has no longer stays as long as its content is on disk (digests `on_disk`). If it
-    is not, the highest version of the source is the latest: serving it is better than serving nothing.
+    If a pinned version is not available, the highest version of the source is the latest: serving it is better than
+    serving nothing.
     """
     models, problems = dict(catalogue.by_name), list(catalogue.problems)
     signature_keys = {path.name: path.signature_key for path in source.paths}
     for pin in source.pins:
         model = models.get(pin.model) or Model(pin.model, (), signature_keys.get(pin.model, source.signature_key))
-        if any((each.number, each.digest) == (pin.number, pin.digest) for each in model.versions):
-            models[pin.model] = replace(model, pinned=pin.number)
-        elif pin.digest in on_disk:
-            version = Version(pin.number, pin.digest, pin.size_bytes, pin.modified_at)
+        version = available.get(pin)
+        if version is not None:
             others = (each for each in model.versions if each.number != pin.number)
             versions = tuple(sorted([version, *others], key=lambda each: each.order))
             models[pin.model] = replace(model, versions=versions, pinned=pin.number)
@@ -488,6 +506,7 @@ class SourceMonitor:
         self._logger = logger
         self._pollers: dict[Prefix, Poller] = {}
         self._state = SourceState()
+        self._new_listings: Counter[Prefix] = Counter()  #: since the start
         self._has_changed = asyncio.Event()
         self._errors: dict[Prefix, str] = {}
         self._running: dict[str, asyncio.Task[None]] = {}  #: downloads by digest
@@ -511,6 +530,7 @@ class SourceMonitor:
         self._pollers = {prefix: poller_of(prefix) for prefix in prefixes(self.source)}
         for poller in self._pollers.values():
             poller.add(self)
+        self._new_listings.clear()  # the first ones were made for earlier monitors
 
     def stop(self) -> None:
         """Cancel downloads and publish nothing more."""
@@ -568,12 +588,18 @@ class SourceMonitor:
 
     def on_listing(self, listing: Listing) -> None:
         """Process a listing of one prefix."""
-        before, self._state = self._state, debounce(self._state, self.source, {listing.prefix: listing}, self._saved)
+        before, unknown_before = self._state, self._prefixes_with_unknown_pins()
+        self._state = debounce(before, self.source, {listing.prefix: listing}, self._saved)
+        self._new_listings[listing.prefix] += 1
+        unknown = self._prefixes_with_unknown_pins()
+        for prefix in unknown:
+            self._pollers[prefix].list_soon(0)
         delay_s = relist_delay_s(self._state, self.source)
         if delay_s is not None:
             self._pollers[listing.prefix].list_soon(delay_s)
         was_error = self._errors.pop(listing.prefix, None) is not None
-        if was_error or (before.confirmed, before.candidate) != (self._state.confirmed, self._state.candidate):
+        was, now = ((each.confirmed, each.candidate) for each in (before, self._state))
+        if was_error or was != now or unknown != unknown_before:
             self._has_changed.set()
             self.publish_soon()
 
@@ -650,15 +676,30 @@ class SourceMonitor:
 
     def _pinned_state(self) -> SourceState:
         """Return the state with the pinned versions as the latest ones of both catalogues."""
-        source, state = self.source, self._state
-        if not source.pins or state.confirmed is None:
+        state = self._state
+        if not self.source.pins or state.confirmed is None:
             return state
-        on_disk = {pin.digest for pin in source.pins if self._contents.find(pin.digest) is not None}
+        if self._prefixes_with_unknown_pins():
+            return SourceState()
+        available = self._available_pins()
         confirmed, candidate = (
-            catalogue and pinned_catalogue(source, catalogue, on_disk)
+            catalogue and pinned_catalogue(self.source, catalogue, available)
             for catalogue in (state.confirmed, state.candidate)
         )
         return replace(state, confirmed=confirmed, candidate=candidate)
+
+    def _available_pins(self) -> dict[Pin, Version]:
+        on_disk = {pin.digest for pin in self.source.pins if self._contents.find(pin.digest) is not None}
+        return available_pins(self.source, self._state, on_disk)
+
+    def _prefixes_with_unknown_pins(self) -> list[Prefix]:
+        """Return the prefixes that are to be listed to know whether their pinned versions still exist."""
+        missing = {pin.model for pin in set(self.source.pins) - self._available_pins().keys()}
+        return [
+            prefix
+            for prefix, name, _ in source_entries(self.source)
+            if self._new_listings[prefix] < _PIN_LISTINGS and (name in missing or (missing and not name))
+        ]
 
     def _choose_catalogues(self, state: SourceState, paths: Mapping[str, str]) -> None:
         source = self.source
