@@ -10,82 +10,66 @@ import textwrap
 import pytest
 
 from cortex.worker.forks.fork_safety import (
-    FileMapping,
-    LiveThread,
-    find_library,
     find_lost_threads,
     has_cuda,
+    known_libraries,
     onnx_problem,
-    parse_maps,
     tensorflow_problem,
 )
 
 pytestmark = pytest.mark.processes
 
-MAPS = """\
-55d0c0a00000-55d0c0a01000 r-xp 00000000 fe:01 11 /usr/bin/python3.11
-7f10a0000000-7f10a0021000 rw-p 00000000 00:00 0
-7f10b0000000-7f10b0100000 r-xp 00000000 fe:01 12 /lib/x86_64-linux-gnu/libc.so.6
-7f10c0000000-7f10c0100000 r-xp 00000000 fe:01 13 /env/site packages/libgomp-1.so.1.0.0
-7f10d0000000-7f10d0100000 r--p 00000000 fe:01 14 /env/data.bin
-"""
-LIBC, GOMP = 0x7F10B0000010, 0x7F10C0000010
-
-
-def test_maps_are_parsed_with_spaces_in_paths() -> None:
-    assert parse_maps(MAPS) == [
-        FileMapping(0x55D0C0A00000, 0x55D0C0A01000, "/usr/bin/python3.11"),
-        FileMapping(0x7F10B0000000, 0x7F10B0100000, "/lib/x86_64-linux-gnu/libc.so.6"),
-        FileMapping(0x7F10C0000000, 0x7F10C0100000, "/env/site packages/libgomp-1.so.1.0.0"),
-    ]
-
 
 @pytest.mark.parametrize(
-    ("addresses", "library"),
+    ("python", "count", "libraries", "findings"),
     [
-        ([], ""),
-        ([0x10, 0x7F10D0000010], ""),
-        ([LIBC], ""),
-        ([LIBC, 0x10, GOMP], "/env/site packages/libgomp-1.so.1.0.0"),
-    ],
-)
-def test_the_library_of_a_thread_is_the_most_recent_on_its_stack_besides_libc(
-    addresses: list[int], library: str
-) -> None:
-    assert find_library(addresses, parse_maps(MAPS)) == library
-
-
-@pytest.mark.parametrize(
-    ("threads", "findings"),
-    [
-        ([], []),
-        ([LiveThread(library="/env/libscipy_openblas64_-1.so"), LiveThread(library="/env/libgomp-1.so.1")], []),
-        ([LiveThread(library="/env/onnxruntime/capi/onnxruntime_pybind11_state.so")], []),
+        ([], 0, {"gRPC"}, []),
         (
-            [LiveThread(python_name="refresh", place="/project/handler.py:9")],
+            [("refresh", "/project/handler.py:9"), ("other", "")],
+            0,
+            (),
             [
                 'the thread "refresh" (/project/handler.py:9) does not run in the processes; start it in'
-                " after_fork(self)"
+                " after_fork(self)",
+                'the thread "other" does not run in the processes; start it in after_fork(self)',
             ],
         ),
         (
-            [LiveThread(library="/env/grpc/cygrpc.so")] * 2,
-            ["2 threads of /env/grpc/cygrpc.so will not run in the processes; create what uses it in after_fork(self)"],
+            [],
+            2,
+            {"gRPC", "Apache Arrow"},
+            [
+                "2 native threads do not run in the processes (libraries: Apache Arrow, gRPC); create what starts them"
+                " in after_fork(self)"
+            ],
         ),
         (
-            [LiveThread()],
-            ["a thread of an unknown library will not run in the processes; create what uses it in after_fork(self)"],
+            [],
+            1,
+            (),
+            [
+                "a native thread does not run in the processes (libraries: none that is known to start threads); create"
+                " what starts it in after_fork(self)"
+            ],
         ),
     ],
 )
-def test_threads_that_no_library_replaces_are_named(threads: list[LiveThread], findings: list[str]) -> None:
-    assert find_lost_threads(threads) == findings
+def test_threads_that_no_library_replaces_are_named(
+    python: list[tuple[str, str]], count: int, libraries: set[str], findings: list[str]
+) -> None:
+    assert find_lost_threads(python, count, libraries) == findings
 
 
-def test_threads_of_tensorflow_are_a_problem() -> None:
-    assert not tensorflow_problem([LiveThread(library="/env/tensorflow/libscipy_openblas.so")])
-    problem = tensorflow_problem([LiveThread(library="/env/tensorflow/libtensorflow_framework.so.2")] * 3)
-    assert "TensorFlow has started 3 threads" in problem
+def test_libraries_are_known_by_the_names_of_their_files() -> None:
+    files = ("/env/grpc/_cython/cygrpc.so", "/env/tensorflow/libtensorflow_framework.so.2", "/onnxruntime/libc.so.6")
+    assert known_libraries(files) == {"gRPC", "TensorFlow"}
+
+
+def test_threads_are_a_problem_of_tensorflow() -> None:
+    assert not tensorflow_problem(0, {"TensorFlow"})
+    assert not tensorflow_problem(3, {"gRPC"})
+    problem = tensorflow_problem(3, {"TensorFlow"})
+    assert "has started 3 threads" in problem
     assert "load the model in after_fork(self)" in problem
 
 
@@ -149,6 +133,20 @@ def test_pools_of_openblas_and_openmp_are_no_finding_and_calls_in_a_fork_end() -
     assert output == "[]\nTrue\n"
 
 
+def test_threads_of_other_libraries_are_counted() -> None:
+    output = run("""
+        import grpc, numpy
+
+        a = numpy.ones((600, 600))
+        a @ a
+        channel = grpc.insecure_channel("127.0.0.1:9")
+        ready = grpc.channel_ready_future(channel)
+        print(check_fork_safety()[-1], flush=True)
+        os._exit(0)
+    """)
+    assert "native threads do not run in the processes (libraries: gRPC)" in output
+
+
 def test_a_session_of_onnx_runtime_with_one_thread_works_in_a_fork_and_one_with_two_is_refused() -> None:
     output = run("""
         import numpy, onnx, onnxruntime
@@ -199,4 +197,4 @@ def test_tensorflow_is_refused_after_its_first_operation() -> None:
     """)
     findings, total, refusal = output.splitlines()
     assert (findings, float(total)) == ("[]", 64.0)
-    assert refusal.startswith("preload: TensorFlow has started ")
+    assert refusal.startswith("preload: TensorFlow or another library has started ")
