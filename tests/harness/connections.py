@@ -11,6 +11,7 @@ import threading
 from http.client import HTTPConnection
 from pathlib import Path
 
+from cortex.processes.http import UnixHttpConnection
 from harness.wait import PATIENCE_S
 
 
@@ -30,17 +31,11 @@ def unread_bytes(connection: HTTPConnection) -> int:
     return int.from_bytes(fcntl.ioctl(connection.sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-class UnixConnection(HTTPConnection):
+class UnixConnection(UnixHttpConnection):
     """An HTTP client of a unix socket."""
 
     def __init__(self, path: str | Path, timeout_s: float = PATIENCE_S) -> None:
-        super().__init__("replica", timeout=timeout_s)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        super().__init__(str(path), timeout_s)
 
 
 class KeptConnection(threading.Thread):

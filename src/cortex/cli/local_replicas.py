@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection
 from pathlib import Path
 
 from cortex.config.schema import Api
@@ -123,17 +121,3 @@ async def local_replicas(home: Home, environ: Mapping[str, str], diagnosis: Diag
             yield replicas
         finally:
             await replicas.shutdown()
-
-
-class ReplicaConnection(HTTPConnection):
-    """HTTP connection to a process of a replica over its Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("replica", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket. Raises: OSError."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 
-from cortex.cli.local_replicas import LocalReplicas, ReplicaConnection, local_replicas
+from cortex.cli.local_replicas import LocalReplicas, local_replicas
 from cortex.client.transport import Answer, describe_error, read
 from cortex.config.schema import Api
 from cortex.errors import CortexError
 from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis
+from cortex.processes.http import UnixHttpConnection
 from cortex.worker.forks.fork_safety import FINDING
 from cortex.worker.requests.calls import logs_hint
 from cortex.worker.spec import ReplicaSpec
@@ -61,7 +62,7 @@ async def _run_one(replicas: LocalReplicas, api: Api, body: bytes, content_type:
 
 
 def _send(spec: ReplicaSpec, body: bytes, content_type: str) -> Answer:
-    connection = ReplicaConnection(spec.sockets[0], spec.timeout_s + _GRACE_S)
+    connection = UnixHttpConnection(spec.sockets[0], spec.timeout_s + _GRACE_S)
     try:
         connection.request("POST", "/", body, {"content-type": content_type, _REQUEST_ID: "sample"})
         return read(connection.getresponse())

@@ -55,6 +55,7 @@ from cortex.gateway.statistics import (
 from cortex.home import SHARED_MEMORY, Home, write_private
 from cortex.processes.daemon import Daemon
 from cortex.processes.identity import Identity
+from cortex.processes.limits import usable_memory_bytes
 from cortex.telemetry import Logger
 
 try:  # The wheel exists for Linux only.
@@ -88,7 +89,6 @@ _MIN_CONNECTIONS = 32
 REVOKED_GRACE_S = 5.0
 #: The same for buffers, most of which use a small part of their size.
 _MIN_BUFFERS = 2048
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 #: HAProxy stores the messages of a start or a reload in shared memory. Without room for them, SIGBUS ends all of it.
 _STARTUP_LOG_BYTES = 64 * 1024
 
@@ -131,7 +131,7 @@ class HaproxyGateway:
         self._settings = replace(
             settings,
             max_connections=connection_limit(settings.max_connections),
-            max_buffers=buffer_limit(settings.max_buffers, memory_of_machine()),
+            max_buffers=buffer_limit(settings.max_buffers, usable_memory_bytes(psutil.virtual_memory().total)),
         )
         self._sockets = GatewaySockets(
             stats=str(home.sockets_dir / "gateway.sock"),
@@ -692,14 +692,6 @@ def connection_limit(wanted: int) -> int:
 def buffer_limit(wanted: int, memory_bytes: int) -> int:
     """Return the number of buffers that fit into half of the memory, at least `_MIN_BUFFERS`, at most `wanted`."""
     return min(wanted, max(_MIN_BUFFERS, memory_bytes // 2 // BUFFER_BYTES))
-
-
-def memory_of_machine() -> int:
-    """Return the memory of this machine, or of the container, in bytes."""
-    total = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):  # another layout, or "max"
-        return min(total, int(_CONTAINER_LIMIT.read_text()))
-    return int(total)
 
 
 def require_open_files() -> None:

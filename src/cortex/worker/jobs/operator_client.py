@@ -18,12 +18,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 
 from cortex.errors import WorkerMessageError
 from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
 from cortex.processes.backoff import Backoff
+from cortex.processes.http import UnixHttpConnection
 from cortex.worker.jobs.shared_state import SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
 from cortex.worker.monitoring.request_log import write_log
@@ -418,11 +419,11 @@ class OperatorConnection:
         self._path = spec.jobs_socket or ""
         self._prefix = f"/worker/{spec.id}/"
         self._headers = {"authorization": f"Bearer {spec.jobs_token}", "content-type": "application/json"}
-        self._http: _OperatorHttpConnection | None = None
+        self._http: UnixHttpConnection | None = None
         self._used_at = 0.0
         self._lock = threading.Lock()
         self._is_interrupted = False
-        self._waiting: _OperatorHttpConnection | None = None
+        self._waiting: UnixHttpConnection | None = None
 
     def post(self, name: str, body: bytes, timeout_s: float, may_interrupt: bool = False) -> bytes:
         """Send a request and return the response body. Raises: NoResponseError, RequestRejectedError."""
@@ -462,13 +463,13 @@ class OperatorConnection:
             self._http.close()
             self._http = None
 
-    def _open(self, timeout_s: float) -> _OperatorHttpConnection:
+    def _open(self, timeout_s: float) -> UnixHttpConnection:
         if self._http is not None:
             has_hung_up = self._http.sock is None
             if has_hung_up or time.monotonic() - self._used_at > _KEEP_S:
                 self.close()
         if self._http is None:
-            connection = _OperatorHttpConnection(self._path)
+            connection = UnixHttpConnection(self._path, _CONNECT_S)
             try:
                 connection.connect()
             except OSError as error:
@@ -477,17 +478,6 @@ class OperatorConnection:
             self._http = connection
         self._http.sock.settimeout(timeout_s)
         return self._http
-
-
-class _OperatorHttpConnection(HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("operator")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_CONNECT_S)
-        self.sock.connect(self._path)
 
 
 class LeaseSizer:

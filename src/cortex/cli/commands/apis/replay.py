@@ -27,6 +27,7 @@ from cortex.errors import ConfigError, InputError, NotFoundError
 from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
 from cortex.predictor.applications import APPLICATION_TYPES
+from cortex.processes.http import UnixHttpConnection
 from cortex.recording.exchange import Exchange, Redaction
 from cortex.recording.files import Recording
 from cortex.recording.json_path import JsonPath
@@ -284,7 +285,7 @@ def _replay_folder(
     if len(chosen) != 1:
         raise InputError(f"the project has no RealtimeAPI named {name}, but {len(apis)} others; rename one of them")
     api = chosen[0]
-    from cortex.cli.local_replicas import ReplicaConnection, local_replicas  # noqa: PLC0415 - imports the engine
+    from cortex.cli.local_replicas import local_replicas  # noqa: PLC0415 - imports the engine
 
     async def replay() -> ReplayStatistics:
         async with local_replicas(session.home, session.environ, diagnosis) as replicas:
@@ -292,8 +293,8 @@ def _replay_folder(
             spec = await replicas.start(api)
             sockets = itertools.cycle(spec.sockets)
 
-            def connect() -> ReplicaConnection:
-                return ReplicaConnection(next(sockets), spec.timeout_s + _GRACE_S)
+            def connect() -> UnixHttpConnection:
+                return UnixHttpConnection(next(sockets), spec.timeout_s + _GRACE_S)
 
             endpoint = api.networking.endpoint.rstrip("/")
             headers = _GatewayHeaders(spec, api.networking.endpoint)
