@@ -67,30 +67,8 @@ def test_simulate_rejects_invalid_arguments(folder: Path, tmp_path: Path, argume
     assert message in shown.stderr
 
 
-def test_a_canary_is_simulated_without_a_project(tmp_path: Path) -> None:
-    traffic = ("simulate", "--canary", "--rate", "100", "--duration", "20m", "--trials", "5")
-    shown = cortex(tmp_path, *traffic, "--errors", "10%", "--latency", "100%")
-    assert shown.returncode == 0, shown.stderr
-    for name in ("errors 1.000% → 10.000%", "latency +100%"):
-        (row,) = (line for line in shown.stdout.splitlines() if line.startswith(name))
-        assert row.removeprefix(name).split()[:2] == ["100", "%"], row
-    answer = json.loads(cortex(tmp_path, *traffic, "-o", "json").stdout)
-    assert [each["worse"] for each in answer["outcomes"]] == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--canary",), "give one of --trace FILE, --rate NUMBER and --shape"),
-        (("--canary", "--rate", "0"), "--rate and --duration must be above 0"),
-        (("--canary", "--rate", "5", "--steps", "1%,ten"), "must be a percentage"),
-        (("--canary", "--rate", "5", "--confidence", "1"), "at least 0.5 and below 1"),
-        (("--canary", "--rate", "5", "--trials", "0"), "--trials must be at least 1"),
-    ],
-)
-def test_mistakes_in_the_arguments_of_a_canary_are_named(
-    tmp_path: Path, arguments: tuple[str, ...], error: str
-) -> None:
-    refused = cortex(tmp_path, "simulate", *arguments)
-    assert refused.returncode == 2
-    assert error in refused.stderr
+def test_the_simulation_of_canaries_has_moved(tmp_path: Path) -> None:
+    for arguments in (("--canary",), ("--steps", "1%", "--rate", "5", "--canary", "--errors", "3%")):
+        refused = cortex(tmp_path, "simulate", *arguments)
+        assert refused.returncode == 2
+        assert "--canary is now a command of cortex's repository: python -m benchmarks.canary_trials" in refused.stderr

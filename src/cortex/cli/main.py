@@ -29,7 +29,7 @@ _PACKAGES = {
         "serve": "serve a model without code: detect its format and deploy it",
         "check": "find all mistakes in a project before deploying it",
         "export": "write a project as the build context of a container image, or print its manifest for Kubernetes",
-        "simulate": "simulate the autoscaling of an API, or a canary, under recorded or synthetic traffic",
+        "simulate": "simulate the autoscaling of an API under recorded or synthetic traffic",
     },
     "apis": {
         "get": "show all APIs, one API with its jobs, or one job",

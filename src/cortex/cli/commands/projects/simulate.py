@@ -1,4 +1,4 @@
-"""`cortex simulate`: simulate the autoscaling of an API, or a canary, under recorded or synthetic traffic."""
+"""`cortex simulate`: simulate the autoscaling of an API under recorded or synthetic traffic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from cortex.cli.arguments import add_config, add_output
-from cortex.cli.commands.projects import simulate_canary
 from cortex.cli.output import Console, format_duration, located
 from cortex.cli.session import Session
 from cortex.client.packaging import find_config
@@ -32,26 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_config(parser)
     parser.add_argument("--api", metavar="NAME", help="API to simulate; required if the file has several")
-    traffic = parser.add_argument_group("traffic")
-    traffic.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="recorded traffic: CSV with the columns time_s,requests_per_s, or NDJSON with these keys",
-    )
-    traffic.add_argument("--rate", type=_amount, help="constant traffic: requests per second")
-    traffic.add_argument("--shape", choices=tuple(SHAPES), help=f"synthetic traffic: {', '.join(SHAPES)}")
-    traffic.add_argument(
-        "--base", type=_amount, default="1", help="minimum requests per second of a shape; default: %(default)s"
-    )
-    traffic.add_argument(
-        "--peak", type=_amount, default="50", help="maximum requests per second of a shape; default: %(default)s"
-    )
-    traffic.add_argument(
-        "--duration",
-        type=_seconds,
-        default="1h",
-        help="duration of a shape or of a constant rate, such as 24h; default: %(default)s",
-    )
+    add_traffic(parser)
+    parser.add_argument("--canary", action=_MovedSimulation, nargs=0, help=argparse.SUPPRESS)
     assumed = parser.add_argument_group("assumptions")
     assumed.add_argument(
         "--service-time", type=_seconds, default="100ms", help="average duration of a call; default: %(default)s"
@@ -73,17 +54,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     assumed.add_argument("--room", type=int, metavar="N", help="maximum replicas that the machine has capacity for")
     assumed.add_argument("--seed", type=int, default=1, help="seed of the random numbers; default: %(default)s")
-    simulate_canary.configure(parser)
     add_output(parser)
+
+
+def add_traffic(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe traffic; see `read_traffic`."""
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="recorded traffic: CSV with the columns time_s,requests_per_s, or NDJSON with these keys",
+    )
+    traffic.add_argument("--rate", type=_amount, help="constant traffic: requests per second")
+    traffic.add_argument("--shape", choices=tuple(SHAPES), help=f"synthetic traffic: {', '.join(SHAPES)}")
+    traffic.add_argument(
+        "--base", type=_amount, default="1", help="minimum requests per second of a shape; default: %(default)s"
+    )
+    traffic.add_argument(
+        "--peak", type=_amount, default="50", help="maximum requests per second of a shape; default: %(default)s"
+    )
+    traffic.add_argument(
+        "--duration",
+        type=_seconds,
+        default="1h",
+        help="duration of a shape or of a constant rate, such as 24h; default: %(default)s",
+    )
+
+
+class _MovedSimulation(argparse.Action):
+    """The option that simulated canaries."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error("--canary is now a command of cortex's repository: python -m benchmarks.canary_trials --help")
 
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
     """Simulate and print the outcome, which is deterministic."""
-    if sum(given is not None for given in (arguments.trace, arguments.shape, arguments.rate)) != 1:
-        raise UsageError(f"give one of --trace FILE, --rate NUMBER and --shape {'|'.join(SHAPES)}")
-    if arguments.canary:
-        return simulate_canary.run(arguments, _trace(arguments), session)
-    api, trace = _api(arguments), _trace(arguments)
+    trace, api = read_traffic(arguments), _api(arguments)
     assumptions = Assumptions(
         ServiceTime(arguments.service_time, arguments.service_cv),
         arguments.startup_time,
@@ -97,6 +104,23 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     else:
         _show(api, assumptions, outcome, session.console)
     return 0
+
+
+def read_traffic(arguments: argparse.Namespace) -> Trace:
+    """Return the traffic that the arguments describe. Raises: UsageError, InputError."""
+    if sum(given is not None for given in (arguments.trace, arguments.shape, arguments.rate)) != 1:
+        raise UsageError(f"give one of --trace FILE, --rate NUMBER and --shape {'|'.join(SHAPES)}")
+    if arguments.rate is not None:
+        if not (arguments.rate > 0 and arguments.duration > 0):
+            raise UsageError("--rate and --duration must be above 0")
+        return Trace((0.0,), (arguments.rate,), arguments.duration)
+    if arguments.shape is not None:
+        return shaped(arguments.shape, arguments.base, arguments.peak, arguments.duration)
+    try:
+        return read_trace(Path(arguments.trace).read_text(), arguments.trace)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"{arguments.trace}: can't be read: {reason}") from None
 
 
 def as_json(api: Api, assumptions: Assumptions, outcome: Outcome) -> dict[str, Any]:
@@ -121,20 +145,6 @@ def _api(arguments: argparse.Namespace) -> Api:
     if arguments.api is None and len(scaled) != 1:
         raise InputError(f"--api is required: {file} has {', '.join(scaled) or 'none with replicas'}")
     return scaled[arguments.api or next(iter(scaled))]
-
-
-def _trace(arguments: argparse.Namespace) -> Trace:
-    if arguments.rate is not None:
-        if not (arguments.rate > 0 and arguments.duration > 0):
-            raise UsageError("--rate and --duration must be above 0")
-        return Trace((0.0,), (arguments.rate,), arguments.duration)
-    if arguments.shape is not None:
-        return shaped(arguments.shape, arguments.base, arguments.peak, arguments.duration)
-    try:
-        return read_trace(Path(arguments.trace).read_text(), arguments.trace)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"{arguments.trace}: can't be read: {reason}") from None
 
 
 def _show(api: Api, assumptions: Assumptions, outcome: Outcome, console: Console) -> None:

@@ -1,17 +1,24 @@
-"""Simulate how soon a regression of a new version is noticed in the steps of a trial, or a good one promoted. Pure.
+"""Simulate the trials of a canary: the time until a new version is rolled back or promoted at given traffic.
 
-Requests arrive as in a trace. Each one goes to the new version with the probability of the present step, and has the
-observed property, such as an error or a latency above the threshold, with the rate of its version. `evidence` judges
-the counts, as strictly as a `Judge` without predictions.
+Run it with `python -m benchmarks.canary_trials`. Requests arrive as in a trace. Each one goes to the new version with
+the probability of the present step, and has the observed property, such as an error or a latency above the threshold,
+with the rate of its version. `evidence` judges the counts, as strictly as a `Judge` without predictions.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from cortex.cli.commands.projects.simulate import add_traffic, read_traffic
+from cortex.cli.output import Console, format_duration
+from cortex.config.values import fraction, percentage
+from cortex.errors import CortexError
 from cortex.operator.autoscaling.traffic import Trace
 from cortex.operator.canary.evidence import CountWindow
 from cortex.operator.canary.judge import (
@@ -25,6 +32,7 @@ from cortex.operator.canary.judge import (
     segment_weight,
 )
 
+_HEADERS = ["new version", "rolled back", "promoted", "undecided", "time (half)", "time (90 %)", "its requests (half)"]
 #: Quantile of the old version's latency above which requests count as slow.
 SLOW_QUANTILE = 0.99
 #: Means below this are drawn exactly.
@@ -172,3 +180,121 @@ def _binomial(generator: random.Random, of: int, rate: float) -> int:
         if position > of:
             return count
         count += 1
+
+
+# The command.
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Simulate, and print how the trials ended; deterministic for a seed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.canary_trials", description=__doc__)
+    add_traffic(parser)
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default="1%,10%,50%",
+        help="shares of requests to the new version, as in update_strategy.canary; default: %(default)s",
+    )
+    parser.add_argument(
+        "--error-rate", type=_share, default="1%", help="share of requests that fail; default: %(default)s"
+    )
+    parser.add_argument(
+        "--errors", type=_share, metavar="PERCENT", help="share of requests to the new version that fail"
+    )
+    parser.add_argument(
+        "--latency", type=_share, metavar="PERCENT", help="increase of the latency with the new version, such as 30%%"
+    )
+    parser.add_argument(
+        "--max-error-increase",
+        type=_share,
+        default="0.5%",
+        help="tolerated increase of --error-rate; default: %(default)s",
+    )
+    parser.add_argument(
+        "--max-latency-increase", type=_share, default="25%", help="tolerated increase of the p99; default: %(default)s"
+    )
+    parser.add_argument(
+        "--confidence",
+        type=_confidence,
+        default="0.99",
+        help="probability that a good version is not rolled back; default: %(default)s",
+    )
+    parser.add_argument("--trials", type=int, default=100, help="number of simulated trials; default: %(default)s")
+    parser.add_argument("--service-cv", type=float, default=0.5, help="coefficient of variation of the latency")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random numbers; default: %(default)s")
+    arguments = parser.parse_args(words)
+    if arguments.trials < 1:
+        parser.error(f"--trials must be at least 1 (got {arguments.trials})")
+    try:
+        trace = read_traffic(arguments)
+    except CortexError as error:
+        parser.error(str(error))
+    # Trials of days have as many windows as those of an hour: a longer window decides later by its length.
+    plan = CanaryPlan(arguments.steps, confidence=arguments.confidence, window_s=max(5.0, trace.duration_s / 2000))
+    rows = [
+        (name, simulate_canary(regression, plan, trace, arguments.trials, arguments.seed))
+        for name, regression in _regressions(arguments)
+    ]
+    console = Console.of(os.environ)
+    console.table(_HEADERS, _cells(rows))
+    shown = f"{trace.requests:,.0f} requests in {format_duration(trace.duration_s)}"
+    steps = " → ".join(f"{100 * step:.3g} %" for step in plan.steps)
+    console.line(f"\n{shown}; steps: {steps}; {arguments.trials} trials each")
+    console.flush()
+
+
+def _cells(rows: list[tuple[str, TrialSummary]]) -> list[list[str]]:
+    return [
+        [
+            name,
+            _part(found.worse, found),
+            _part(found.not_worse, found),
+            _part(found.undecided, found),
+            "-" if found.p50_s is None else format_duration(found.p50_s),
+            "-" if found.p90_s is None else format_duration(found.p90_s),
+            "-" if found.p50_requests is None else f"{found.p50_requests:,}",
+        ]
+        for name, found in rows
+    ]
+
+
+def _regressions(arguments: argparse.Namespace) -> list[tuple[str, Regression]]:
+    rate, margin = arguments.error_rate, arguments.max_error_increase
+    tolerated, cv = arguments.max_latency_increase, max(arguments.service_cv, 0.05)
+    found = [("errors as before", Regression(rate, rate, margin))]
+    if arguments.errors is not None:
+        found.append((f"errors {rate:.3%} → {arguments.errors:.3%}", Regression(rate, arguments.errors, margin)))
+    found.append(("latency as before", slow_rates(0.0, tolerated, cv)))
+    if arguments.latency is not None:
+        found.append((f"latency +{arguments.latency:.0%}", slow_rates(arguments.latency, tolerated, cv)))
+    return found
+
+
+def _part(count: int, of: TrialSummary) -> str:
+    return f"{100 * count / of.trials:.0f} %"
+
+
+def _share(text: str) -> float:
+    try:
+        share = fraction(percentage(at_most=1000)(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error} (such as 10%)") from None
+    return share
+
+
+def _steps(text: str) -> tuple[float, ...]:
+    steps = tuple(map(_share, text.split(",")))
+    if not all(0 < step < 1 for step in steps):
+        raise argparse.ArgumentTypeError(f"must be above 0 and below 100% (got {text})")
+    return steps
+
+
+def _confidence(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0.5 <= value < 1):
+        raise argparse.ArgumentTypeError(f"must be at least 0.5 and below 1 (got {text})")
+    return value
+
+
+if __name__ == "__main__":
+    main()

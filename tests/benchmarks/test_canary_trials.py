@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.canary_trials import CanaryPlan, Regression, main, simulate_canary, slow_rates
 
 from cortex.operator.autoscaling.traffic import Trace, shaped
 from cortex.operator.canary.judge import SLOW_TOGETHER
-from cortex.operator.canary.simulation import CanaryPlan, Regression, simulate_canary, slow_rates
 
 STEADY = Trace((0.0,), (100.0,), 3600.0)
 PLAN = CanaryPlan((0.1,))
@@ -56,3 +56,11 @@ def test_a_latency_is_worse_if_it_grows_by_more_than_the_margin(increase: float,
     assert regression.is_worse is worse
     assert regression.cluster == SLOW_TOGETHER
     assert regression.old_rate == pytest.approx(0.01)
+
+
+def test_the_command_prints_a_row_for_each_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--rate", "100", "--duration", "20m", "--trials", "5", "--errors", "10%", "--latency", "100%"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("errors 1.000% → 10.000%", "latency +100%"):
+        (row,) = (line for line in lines if line.startswith(name))
+        assert row.removeprefix(name).split()[:2] == ["100", "%"], row
