@@ -783,7 +783,12 @@ class Api(ConfigModel):
     @property
     def has_docs(self) -> bool:
         """True if cortex has a documentation page for the API; applications and commands may have their own."""
-        return self.networking.docs and not self.is_application and not self.runs_command
+        return self.networking.docs and not self.answers_all_paths
+
+    @property
+    def answers_all_paths(self) -> bool:
+        """True if code of the user answers all paths below the endpoint: an application, or the server of a command."""
+        return self.is_application or self.runs_command
 
     @property
     def readiness_sample(self) -> str | None:

@@ -73,6 +73,11 @@ class Documentation:
         behind = (self._apis.get(each.name) for each in record.spec.apis or [])
         return any(each.spec.networking.needs_key for each in (record, *filter(None, behind)))
 
+    def has_page(self, record: ApiRecord) -> bool:
+        """Return whether an API has a documentation page: a splitter has none if an API behind it answers all paths."""
+        behind = (self._apis.get(each.name) for each in record.spec.apis or [] if not each.shadow)
+        return record.spec.has_docs and not any(each.spec.answers_all_paths for each in filter(None, behind))
+
     def _record(self, name: str) -> ApiRecord:
         record = self._apis.get(name)
         if record is None or not record.spec.networking.docs:

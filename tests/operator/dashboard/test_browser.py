@@ -24,7 +24,7 @@ HOSTILE = HANDLER.replace(
     "        print('\\x1b[31mred\\x1b[0m <script>document.title = 1</script>')\n        self.answer",
 )
 PATHS = ["", "apis/iris", "apis/broken", "apis/iris/logs", "apis/iris/configuration", "apis/iris/history"]
-PATHS += ["apis/iris/console", "jobs", "workloads", "schedules", "cluster", "keys", "tokens", "audit"]
+PATHS += ["jobs", "workloads", "schedules", "cluster", "keys", "tokens", "audit"]
 #: Collects what the policy of the page has blocked, and errors of its script.
 _VIOLATIONS = """
 window.problems = [];
@@ -146,14 +146,6 @@ def test_a_rollback_asks_first_and_deploys_the_earlier_revision(operator: Runnin
     show(window, operator, "apis/iris/history")
     wait_until(lambda: "handler.config.answer" in window.text("main"), message="the new revision")
     assert window.run("return window.problems") == []
-
-
-def test_the_console_sends_a_request(operator: RunningOperator, window: Browser) -> None:
-    show(window, operator, "apis/iris/console")
-    window.run("document.querySelector('textarea').value = '{}'")
-    window.click("button.primary")
-    wait_until(lambda: "200 OK" in window.text("main"), message="the response")
-    assert "answer" in window.text(".answer")
 
 
 def test_a_key_works_from_its_creation_until_it_is_revoked(operator: RunningOperator, window: Browser) -> None:

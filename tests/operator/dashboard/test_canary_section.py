@@ -55,7 +55,7 @@ def page_of_api(folder: Path, canary: dict[str, Any] | None, scope: str = "deplo
         "revision": "r2",
         "revision_number": 2,
         "endpoint": "http://localhost:8888/iris",
-        "docs": None,
+        "docs": "http://127.0.0.1:8888/iris/docs",
     }
     row = ApiRow(api, ApiSample(), 0.0, Markup())
 

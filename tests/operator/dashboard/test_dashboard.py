@@ -120,7 +120,6 @@ PAGES = [
     "/dashboard/",
     "/dashboard/apis/iris",
     "/dashboard/apis/iris?range=1d",
-    "/dashboard/apis/iris/console",
     "/dashboard/apis/iris/logs",
     "/dashboard/apis/iris/configuration",
     "/dashboard/apis/iris/history",
@@ -313,22 +312,6 @@ def test_a_form_that_is_too_large_is_refused(operator: RunningOperator, admin: V
     headers = {"content-type": "application/x-www-form-urlencoded", "origin": str(admin.origin)}
     answer = admin._send("POST", "/dashboard/apis/iris/rollback", body.encode(), headers)
     assert answer.status in (400, 413)
-
-
-def test_the_console_shows_the_response_and_finds_its_log_lines(operator: RunningOperator, admin: Visitor) -> None:
-    form = {"verb": "POST", "path": "/iris", "media_type": "application/json", "body": "{}"}
-    page = admin.post("/dashboard/apis/iris/console", **form)
-    assert page.status == 200
-    assert "200 OK" in page.text
-    assert "&#34;answer&#34;" in page.text
-    link = re.search(r'href="(/dashboard/apis/iris/logs\?id=[^"]+)"', page.text)
-    assert link
-    assert admin.get(link[1]).status == 200
-    bad = admin.post("/dashboard/apis/iris/console", **form | {"body": "<script>"})
-    assert (bad.status, "400 Bad Request" in bad.text, "<script>" in bad.text) == (200, True, False)
-    for path in ("/other", "//example.org/", "/iris/../other"):
-        refused = admin.post("/dashboard/apis/iris/console", **form | {"path": path})
-        assert (refused.status, "the endpoint of iris" in refused.text) == (400, True)
 
 
 def test_a_workload_that_waits_shows_the_age_of_its_queue(operator: RunningOperator, admin: Visitor) -> None:

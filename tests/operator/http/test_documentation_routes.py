@@ -41,6 +41,11 @@ APIS = [
         {"name": "iris", "weight": 100},
         {"name": "locked", "weight": 5, "shadow": True},
     ]},
+    {"name": "site", "handler": {"type": "asgi", "path": "site.py", "interface": "handler"}},
+    {"name": "half", "kind": "TrafficSplitter", "apis": [
+        {"name": "iris", "weight": 50},
+        {"name": "site", "weight": 50},
+    ]},
 ]  # fmt: skip
 
 
@@ -57,8 +62,8 @@ class Scene:
         (self.folder / "samples" / "one.json").write_text('{"sepal": 1.5}')
         (self.folder / "handler.py").write_text(SOURCE)
         self.deploy("r1")
-        documentation = Documentation(self.apis, self.signatures, projects)
-        self.app = DocumentationRoutes(documentation, Logger("test"))
+        self.documentation = Documentation(self.apis, self.signatures, projects)
+        self.app = DocumentationRoutes(self.documentation, Logger("test"))
 
     def deploy(self, revision: str) -> None:
         specs = [Api.model_validate({"handler": HANDLER, **each}) for each in APIS]
@@ -96,6 +101,11 @@ def test_each_kind_has_a_valid_document(scene: Scene) -> None:
         made = document(scene, key, path)
         assert openapi_problems(made) == []
         assert path in made["paths"]
+
+
+def test_no_page_is_announced_where_code_of_the_user_answers_its_path(scene: Scene) -> None:
+    documented = {each.name for each in scene.apis.records() if scene.documentation.has_page(each)}
+    assert documented == {"iris", "locked", "model", "sum", "mix"}
 
 
 def test_the_sample_of_the_readiness_check_is_the_example(scene: Scene) -> None:

@@ -93,8 +93,6 @@ DASHBOARD_ROUTES: Mapping[str, Access] = {
     "POST /dashboard/apis/{api}/rollback": _deploy("rollback"),
     "POST /dashboard/apis/{api}/promote": _deploy("promote"),
     "POST /dashboard/apis/{api}/refresh": _deploy("refresh"),
-    "GET /dashboard/apis/{api}/console": _deploy(""),
-    "POST /dashboard/apis/{api}/console": _deploy(""),
     "GET /dashboard/jobs": Access(TokenScope.READ, limits_itself=True),
     "GET /dashboard/jobs/{api}/{job}": _READ,
     "GET /dashboard/jobs/{api}/{job}/logs": _READ,

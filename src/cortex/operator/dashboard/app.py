@@ -19,7 +19,6 @@ from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFou
 from cortex.operator.dashboard.pages.access import audit_pages, key_pages, token_pages
 from cortex.operator.dashboard.pages.apis import api_pages
 from cortex.operator.dashboard.pages.cluster import cluster_pages, describe_machines
-from cortex.operator.dashboard.pages.console import console_pages
 from cortex.operator.dashboard.pages.jobs import job_pages
 from cortex.operator.dashboard.pages.logs import log_pages
 from cortex.operator.dashboard.pages.revisions import revision_pages
@@ -39,7 +38,6 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
         api_pages(services, pages),
         log_pages(services, pages),
         revision_pages(services, pages),
-        console_pages(services, pages),
         job_pages(services, pages),
         workload_pages(services, pages),
         schedule_pages(services, pages),

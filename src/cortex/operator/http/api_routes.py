@@ -284,7 +284,7 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
         "open_workloads": services.jobs.open_workloads(record.name),
         "endpoint": endpoint,
         "needs_key": services.documentation.needs_key(record),
-        "docs": f"{endpoint}/docs" if record.spec.has_docs else None,
+        "docs": f"{endpoint}/docs" if services.documentation.has_page(record) else None,
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,

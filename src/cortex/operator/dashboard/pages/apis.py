@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 
-from cortex.config.schema import Traffic
+from cortex.config.schema import APPLICATION_TYPES, COMMAND, Traffic
 from cortex.engine.usage import ResourceUsage
 from cortex.jobs.async_queue import QueueState
-from cortex.lifecycle import ApiStatus
+from cortex.lifecycle import ApiKind, ApiStatus
 from cortex.operator.autoscaling.policy import Decision
 from cortex.operator.dashboard.charts import Chart, ChartLine, line_chart, sparkline
 from cortex.operator.dashboard.rendering import Pages
@@ -90,10 +91,26 @@ class ApiRow:
         failure = self.api["status"]["failure"]
         return str((failure or {}).get("message") or self.api["scaling_shortage"] or "")
 
+    @property
+    def command(self) -> str:
+        """Command that calls the API, for one without a documentation page."""
+        return call_command(self.api)
+
 
 def tone(status: ApiStatus) -> str:
     """Return the class of a status in the stylesheet."""
     return _TONES.get(status, "bad")
+
+
+def call_command(api: Json) -> str:
+    """Return a command that calls an API, whose code decides which paths and bodies it takes."""
+    handler = api["spec"].get("handler") or {}
+    if handler.get("protobuf_path"):
+        return f"cortex predict {api['spec']['name']} FILE.json --method METHOD"
+    key = " -H 'x-api-key: KEY'" if api["needs_key"] else ""
+    if handler.get("type") in (*APPLICATION_TYPES, COMMAND) or api["spec"]["kind"] == ApiKind.SPLITTER:
+        return f"curl {shlex.quote(api['endpoint'] + '/')}{key}"
+    return f"curl {shlex.quote(api['endpoint'])}{key} -H 'content-type: application/json' -d @FILE.json"
 
 
 def api_pages(services: Services, pages: Pages) -> APIRouter:

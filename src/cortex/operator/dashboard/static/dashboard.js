@@ -24,7 +24,7 @@
   function replace(old, fresh) {
     if (old.innerHTML === fresh.innerHTML) return;
     const focused = old.contains(document.activeElement) ? document.activeElement : null;
-    if (focused && focused.matches("input, select, textarea")) return;
+    if (focused && focused.matches("input, select")) return;
     const selection = document.getSelection();
     if (selection && !selection.isCollapsed && old.contains(selection.anchorNode)) return;
     const controls = "a[href], button, summary, [tabindex]";
