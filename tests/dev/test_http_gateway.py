@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.dev.http_gateway import DevGateway, ServedRequest, UnavailableError
-from cortex.dev.local.api import RequestApi
+from cortex.dev.local.api import ApplicationApi, RequestApi
 from cortex.dev.local.project import LocalProject, spec_for_this_process
 from cortex.home import Home
 
@@ -40,7 +41,7 @@ class Handler:
 class Upstream:
     """An API whose event loop and user code run on a thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[RequestApi] | type[ApplicationApi] = RequestApi) -> None:
         project = LocalProject.read(folder / "cortex.yaml", {})
         (self.api,) = project.diagnosis.apis
         self.signature = ""
@@ -49,9 +50,10 @@ class Upstream:
         self.is_open.set()
         self.failure = ""
         self.loop = asyncio.new_event_loop()
-        self.served = RequestApi(spec_for_this_process(project, self.api, Home(folder / "home"), {}), self.loop)
+        self.served = kind(spec_for_this_process(project, self.api, Home(folder / "home"), {}), self.loop)
         self.served.load()
-        self.thread = threading.Thread(target=self.served.runner.run, daemon=True)
+        run = self.served.runner.run if isinstance(self.served, RequestApi) else self.loop.run_forever
+        self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
 
     async def connect(self) -> socket.socket:
@@ -66,13 +68,16 @@ class Upstream:
         pass
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.served.runner.stop)
+        stop = self.served.runner.stop if isinstance(self.served, RequestApi) else self.served.stop
+        self.loop.call_soon_threadsafe(stop)
         self.thread.join()
 
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Iterator[Upstream]:
-    (tmp_path / "cortex.yaml").write_text("- name: one\n  kind: RealtimeAPI\n  handler: {type: python, path: one.py}\n")
+    handler, networking = "{type: python, path: one.py}", "{max_body_size: 2Mi}"
+    entry = f"- name: one\n  kind: RealtimeAPI\n  handler: {handler}\n  networking: {networking}\n"
+    (tmp_path / "cortex.yaml").write_text(entry)
     (tmp_path / "one.py").write_text(CODE)
     made = Upstream(tmp_path)
     yield made
@@ -317,3 +322,69 @@ def test_the_api_of_a_splitter_is_drawn_by_weight(upstream: Upstream) -> None:
         return response
 
     assert asyncio.run(main()).startswith(b"HTTP/1.1 200")
+
+
+OPEN = b"\r\n\r\n"
+POST = b"POST /one HTTP/1.1\r\nhost: a\r\n" + JSON
+GET = b"GET /one HTTP/1.1\r\nhost: a\r\n"
+LAST_GET = GET + LAST
+
+
+@pytest.mark.parametrize(
+    ("pieces", "statuses"),
+    [
+        ([b"HEAD /two HTTP/1.1\r\nhost: a" + OPEN + LAST_GET], [404, 200]),
+        ([GET + b"\r\n[1]" + LAST_GET], [200, 400]),
+        ([POST + b"content-length: 3\r\n\r\n[1]\r\n" + LAST_GET], [200, 200]),
+        ([POST + b"transfer-encoding: chunked\r\n\r\n3\r\n[1]\r\n0\r\n\r\n" + LAST_GET], [200, 200]),
+        # Java's client asks for HTTP/2 with each request.
+        ([POST + b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\n[1]" + LAST_GET], [200, 200]),
+        ([GET + b"connection: upgrade\r\nupgrade: websocket" + OPEN + LAST_GET], [200, 200]),
+        ([POST + b"content-length: 2000002\r\n\r\n", b'"', b"x" * 2_000_000, b'"' + LAST_GET], [200, 200]),
+        ([POST + b"expect: 100-continue\r\ncontent-length: 2" + OPEN, b"[]" + LAST_GET], [100, 200, 200]),
+        ([b"POST /one HTTP/1.0\r\n" + JSON + b"content-length: 2" + OPEN + b"[]"], [200]),
+        ([POST + b"content-length: 3000000" + OPEN, b'"' + b"x" * 2_999_999], [413]),
+        ([GET + b"x: " + b"x" * 70_000 + b"\r\n" + LAST], [431]),
+        ([GET + b"x: y\r\n" * 1001 + LAST], [431]),
+        ([b"GET /one?" + b"x" * 70_000 + b" HTTP/1.1\r\n" + LAST], [431]),
+        ([b"FOO /one HTTP/1.1\r\nhost: a\r\n" + LAST], [501]),
+        ([POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"], [400]),
+        ([POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n"], [400]),
+        ([POST + b"transfer-encoding: chunked\r\n\r\n2\r\n[1", None], [400]),
+        ([b"POST /two HTTP/1.1\r\ncontent-length: 9\r\n\r\n[1"], [404]),
+        ([GET + b"\r\n", None], []),
+    ],
+)
+def test_requests_are_read_as_by_a_deployed_api(
+    upstream: Upstream, pieces: list[bytes | None], statuses: list[int]
+) -> None:
+    response, _ = run(upstream, *pieces)
+    found = re.findall(rb"HTTP/1\.1 (\d+) [^\r]+\r\n((?:[^\r]+\r\n)*)\r\n", response)
+    assert [int(status) for status, _ in found] == statuses
+    assert all(b"x-cortex-request-id: " in head for status, head in found if status != b"100")
+
+
+def test_a_websocket_is_passed_on_with_what_follows_its_request(tmp_path: Path) -> None:
+    application = """
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "websocket.accept"})
+    message = await receive()
+    await send({"type": "websocket.send", "text": message["text"] + scope["path"]})
+    await send({"type": "websocket.close", "code": 1000})
+"""
+    (tmp_path / "cortex.yaml").write_text("- name: one\n  kind: RealtimeAPI\n  handler: {type: asgi, path: one.py, app: app}\n")
+    (tmp_path / "one.py").write_text(application)
+    upstream = Upstream(tmp_path, ApplicationApi)
+    key = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "
+    frame = b"\x81\x82\0\0\0\0hi"
+    try:
+        response, logged = run(
+            upstream, b"GET /one/ws HTTP/1.1\r\nhost: a\r\n" + key + b"a" * 22 + b"==" + OPEN + frame
+        )
+    finally:
+        upstream.close()
+    head, _, frames = response.partition(OPEN)
+    assert head.startswith(b"HTTP/1.1 101 ") and head.count(b"x-cortex-request-id") == 1
+    assert frames == b"\x81\x09hi/one/ws" + b"\x88\x02\x03\xe8"
+    assert [(each.status, each.path) for each in logged] == [(101, "/one/ws")]

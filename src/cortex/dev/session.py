@@ -23,7 +23,7 @@ from cortex.config.schema import Api
 from cortex.dev.api_process import DebugSettings, LoadResult, environment_of_processes
 from cortex.dev.debugger import TerminalToken
 from cortex.dev.dev_api import DevApi
-from cortex.dev.http_gateway import DevGateway
+from cortex.dev.http_gateway import TIMEOUT_S, DevGateway
 from cortex.dev.local.project import LocalProject, prepare
 from cortex.dev.reload.file_usage import FileUsage
 from cortex.dev.reload.file_watcher import FileWatcher
@@ -35,8 +35,6 @@ from cortex.lifecycle import ApiKind
 from cortex.projects.archive import IGNORE_NAME
 from cortex.worker.spec import ReplicaSpec
 
-#: Calls have no deadline, since a debugger may stop them.
-_TIMEOUT_S = 24 * 3600.0
 #: Streams that continue after a reload are cut after this time.
 STREAM_S = 1.0
 #: A start that takes longer is reported before it ends.
@@ -184,7 +182,7 @@ class DevSession:
     async def _prepare(self, project: LocalProject, api: Api) -> ReplicaSpec:
         """Build the environment of an API, and show the output of installers. Raises: CortexError."""
         spec = await prepare(project, api, self._settings.home, self._settings.environ, self._show_installer)
-        return replace(spec, timeout_s=_TIMEOUT_S)
+        return replace(spec, timeout_s=TIMEOUT_S)
 
     def _show_installer(self, line: str) -> None:
         self.terminal.raw(self.terminal.styled(f"  {line}", "dim"))

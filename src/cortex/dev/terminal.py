@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from cortex.dev.http_gateway import ServedRequest
+from cortex.dev.client_connection import ServedRequest
 from cortex.terminal import shown, styled
 
 _SHOWN_BODY_LINES = 40

@@ -8,13 +8,12 @@ about to end: the call waits a moment, so that the supervisor answers with the c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from httptools import HttpParserUpgrade, HttpResponseParser
 
 from cortex.worker.commands.forwarding import request_head, response_headers, server_target, upgrade_head
-from cortex.worker.commands.upstream import UpstreamConnection
 from cortex.worker.http.connection import (
     BODILESS,
     MAX_RESPONSE_HEAD_BYTES,
@@ -26,7 +25,7 @@ from cortex.worker.http.connection import (
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 
 if TYPE_CHECKING:
-    from cortex.worker.commands.server import CommandServer
+    from cortex.worker.commands.upstream import Upstream, UpstreamConnection
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -45,12 +44,35 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 GOING_AWAY, RESTART = 1001, 1012
 
 
+class ProxiedServer:
+    """A server to which requests are passed on, as their calls see it."""
+
+    upstream: Upstream
+    timeout_s: float
+    websocket_idle_s: float
+    strips_prefix = False
+
+    def find_holders(self, connection: UpstreamConnection) -> list[int]:
+        """Return the processes that hold the other end of a connection; none if they are not known."""
+        return []
+
+    def has_died(self, holders: Sequence[int]) -> bool:
+        """Return whether the end of a connection is that of its process, or of the server."""
+        return False
+
+    def answered(self) -> None:
+        """Note that it has answered."""
+
+
 class CommandCall:
     """The state of one request and its response. Event-loop thread only."""
 
+    death_s = _DEATH_S
+    max_headers = MAX_RESPONSE_HEADERS
+
     def __init__(
         self,
-        server: CommandServer,
+        server: ProxiedServer,
         connection: StreamingConnection,
         deadline_ns: int,
         on_over: Callable[[CommandCall], None],
@@ -95,7 +117,7 @@ class CommandCall:
         method = self._method.encode("latin-1")
         headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
         self._host = next((value for name, value in headers if name == b"host"), b"")
-        self._head = request_head(method, target, headers, self._prefix, self._is_upgrade)
+        self._head = self._request_head(method, target, headers)
         self._head += b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n"
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         self._waits_for_body = not self._is_chunked and not self._is_upgrade and int(length) <= _WHOLE_BODY_BYTES
@@ -103,6 +125,9 @@ class CommandCall:
         self._upstream: UpstreamConnection = self._server.upstream.connect(self)
         self._timer = self._loop.call_later(self._delay_s(), self._check)
         self._send_request()
+
+    def _request_head(self, method: bytes, target: bytes, headers: Sequence[Header]) -> bytes:
+        return request_head(method, target, headers, self._prefix, self._is_upgrade)
 
     # Of the connection to the gateway.
 
@@ -176,7 +201,7 @@ class CommandCall:
                 self._finish()
         else:
             self._timer.cancel()
-            self._timer = self._loop.call_later(_DEATH_S, self._lost)
+            self._timer = self._loop.call_later(self.death_s, self._lost)
 
     def on_sent(self) -> None:
         """Continue with the body, which the server takes again."""
@@ -263,10 +288,10 @@ class CommandCall:
         if not self.status:
             self.status = self._code
             headers = response_headers(self._headers, self._prefix, self._server.strips_prefix, self._host)
-            if len(headers) > MAX_RESPONSE_HEADERS:
+            if len(headers) > self.max_headers:
                 self.status = 0
                 what = f"the response of the command's server has {len(headers)} headers"
-                self._respond_error(502, f"{what}; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
+                self._respond_error(502, f"{what}; the gateway passes on up to {self.max_headers}")
                 return
             if self._is_complete and not is_bodiless:
                 self._end()

@@ -54,11 +54,14 @@ def server_target(target: bytes, endpoint: bytes | None, strips_prefix: bool) ->
     return path + question + query, prefix
 
 
-def request_head(method: bytes, target: bytes, headers: Sequence[Header], prefix: bytes, is_upgrade: bool) -> bytes:
+def request_head(
+    method: bytes, target: bytes, headers: Sequence[Header], prefix: bytes | None, is_upgrade: bool
+) -> bytes:
     """Return the head of a request to the server, without its final empty line."""
     dropped = _HOP_BY_HOP | (_nominated(headers) - _OF_EVERY_REQUEST)
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]
-    lines.append(b"x-forwarded-prefix: %b\r\n" % prefix)
+    if prefix is not None:
+        lines.append(b"x-forwarded-prefix: %b\r\n" % prefix)
     return b"%b %b HTTP/1.1\r\n%b%b" % (method, target, b"".join(lines), _UPGRADE if is_upgrade else b"")
 
 

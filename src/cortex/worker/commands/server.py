@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortex.worker.commands.command_call import RESTART, CommandCall
+from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedServer
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.readiness_probe import ProbeResult, probe
 from cortex.worker.commands.upstream import Address, Upstream, UpstreamConnection
@@ -38,7 +38,7 @@ class CommandConnection(StreamingConnection):
     may_have_openai_errors = True
 
 
-class CommandServer:
+class CommandServer(ProxiedServer):
     """Passes on the requests of one process. Event-loop thread only."""
 
     def __init__(

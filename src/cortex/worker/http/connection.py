@@ -44,7 +44,7 @@ Header = tuple[bytes, bytes]
 #: Header by which the gateway authenticates itself over TCP. The supervisor checks it; user code never sees it.
 SECRET_HEADER = b"x-cortex-gateway"
 
-_VERB = re.compile(rb"[A-Za-z-]+ ")
+_VERB = re.compile(rb"[A-Za-z-]+ \S+ HTTP/1\.\d\r?\n")
 _REQUEST_ID = re.compile(rb"\r\nx-cortex-request-id: *([!-~]+)", re.IGNORECASE)
 
 #: Size of the receive buffer that all connections share; a new buffer per read would cost page faults.
