@@ -60,13 +60,13 @@ def opens(cortex: Installation) -> bool:
     ("config", "victim", "reason"),
     [
         (CONFIG, "worker", "1011>, reason='killed"),
-        (CONFIG, "supervisor", "1012>, reason='the service restarts'"),
+        (CONFIG, "supervisor", "1011>, reason='the supervisor of its replica died'"),
         (CONFIG, "gateway", "1006>"),
         (CONFIG, "gateway's master", "1006>"),
         (CONFIG, "gateway's worker", "1006>"),
         (COMMAND, "worker", "1011>, reason='killed"),
         (COMMAND, "proxy", "1011>, reason='killed"),
-        (COMMAND, "supervisor", "1012>, reason='"),
+        (COMMAND, "supervisor", "1011>, reason='the supervisor of its replica died'"),
         (COMMAND, "gateway", "1006>"),
     ],
 )

@@ -94,15 +94,20 @@ def test_a_killed_worker_ends_its_streams_at_once(cortex: Installation, numbers:
     assert wait_until(lambda: works_again(numbers))
 
 
-def test_a_killed_supervisor_and_operator_end_no_stream(cortex: Installation, numbers: NumbersClient) -> None:
+def test_a_killed_operator_ends_no_stream_and_a_killed_supervisor_says_so(
+    cortex: Installation, numbers: NumbersClient
+) -> None:
     with stream(numbers) as (call, go):
         os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
         assert works_again(numbers)
         cortex.up()
-        worker = psutil.Process(next(iter(cortex.pids("numbers"))))
-        os.kill(worker.ppid(), signal.SIGKILL)
         go.set()
         assert next(call).value == 2
+    with stream(numbers) as (call, _):
+        worker = psutil.Process(next(iter(cortex.pids("numbers"))))
+        os.kill(worker.ppid(), signal.SIGKILL)
+        error = failure(lambda: next(call))
+        assert (error.code(), error.details()) == (Code.UNAVAILABLE, "the supervisor of its replica died")
     assert wait_until(lambda: works_again(numbers))
 
 

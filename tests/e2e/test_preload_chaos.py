@@ -69,10 +69,10 @@ def test_only_requests_inside_a_killed_worker_fail(cortex: Installation, tmp_pat
         supervisor = ready(cortex)[0]["supervisor_pid"]
         lost = [each["pid"] for each in ready(cortex) if each["supervisor_pid"] == supervisor]
         kill(cortex, supervisor, lost)
-    killed_workers = 5
+    killed_workers, of_supervisor = 5, 16  # connections: those of its two workers
     statuses = summary["statuses"]
-    assert set(statuses) <= {"200", "500"}, summary
-    assert statuses.get("500", 0) <= killed_workers, summary
+    assert set(statuses) <= {"200", "500", "502", "503"}, summary
+    assert summary["sent"] - statuses["200"] <= killed_workers + of_supervisor, summary
     assert summary["sent"] > 200
 
     api = cortex.get("shared")

@@ -46,7 +46,6 @@ async def engine_of(home: Home, stop_all: bool = True, **environ: str) -> AsyncI
             for replica in list(engine.replicas()):
                 await engine.stop(replica, 0)
             await until(lambda: not engine.replicas())
-            await engine.end_orphans(0)
         await engine.shutdown()
 
 
@@ -161,7 +160,7 @@ async def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home,
     (half_written / SPEC_FILE).write_text('{"id": "iri')
     async with engine_of(home) as engine:
         assert engine.replicas() == {}
-        await until(lambda: list(home.replicas_dir.iterdir()) == [])  # its orphaned worker has ended by then
+        await until(lambda: list(home.replicas_dir.iterdir()) == [])
         assert not Path(spec.sockets[0]).exists()
 
 

@@ -39,28 +39,33 @@ def spec_of(home: Home, tmp_path: Path, gpu: int, number: int = 1, code: str = H
     return replace(make_spec(home, tmp_path, code, f"iris-aaaaaaaa-00000{number}"), gpu=gpu)
 
 
-def test_orphans_hold_the_gpus_of_their_replica(home: Home, tmp_path: Path, path: str) -> None:
+def test_processes_of_a_killed_supervisor_hold_their_gpus_until_they_have_ended(
+    home: Home, tmp_path: Path, path: str
+) -> None:
     async def scenario() -> None:
-        code = (
-            HANDLER
-            + f"""
-import atexit, pathlib, time
-def wait():
-    while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+        go, held = tmp_path / "go", tmp_path / "held"
+        # It holds the interpreter lock, so it can't end by itself, and is killed.
+        code = f"""
+import ctypes, pathlib, threading, time
+def hold():
+    while not pathlib.Path({str(go)!r}).exists():
         time.sleep(0.01)
-atexit.register(wait)
+    pathlib.Path({str(held)!r}).touch()
+    ctypes.PyDLL(None).sleep(600)
+threading.Thread(target=hold, daemon=True).start()
 """
-        )
-        first, second = (spec_of(home, tmp_path, 2, number, code) for number in (1, 2))
+        first, second = (spec_of(home, tmp_path, 2, number, code + HANDLER) for number in (1, 2))
         async with engine_of(home, PATH=path) as engine:
             await engine.start(first)
             await until(lambda: is_ready(engine, first))
+            go.touch()
+            await until(held.exists)
             os.kill(engine.replicas()[first.id][1].supervisor_pid, signal.SIGKILL)
             await until(lambda: not engine.replicas())
             with pytest.raises(ComputeUnavailableError):
                 await engine.start(second)
-            (tmp_path / "go").touch()
             await until(lambda: not Path(first.run_dir).exists())
+            go.unlink()
             await engine.start(second)
             await until(lambda: is_ready(engine, second))
 

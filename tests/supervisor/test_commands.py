@@ -315,14 +315,15 @@ def test_a_command_beyond_its_memory_limit_ends_with_the_cause() -> None:
         assert "out of memory (used " in ask(replica, "/allocate").json["error"]
 
 
-def test_no_process_of_a_command_outlives_its_supervisor_for_long() -> None:
+def test_a_command_ends_with_its_supervisor_and_its_requests_get_the_reason() -> None:
     with running_command() as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         pid = replica.pid
         child = int(ask(replica, "/spawn").body)
-        asked = in_background(pool, replica, "/sleep", b"0.3")
+        asked = in_background(pool, replica, "/sleep", b"600")
         replica.process.kill()
-        assert asked.result().body == b"slept"
+        reason = "the process that handled this request ended: the supervisor of its replica died"
+        assert (asked.result().status, asked.result().json["error"]) == (500, reason)
         wait_until(lambda: has_ended(pid))
         wait_until(lambda: has_ended(child))
 
@@ -362,7 +363,7 @@ def test_a_command_that_daemonises_leaves_no_process_behind() -> None:
         assert failure.message.endswith("before it was ready: it must run in the foreground")
 
 
-@pytest.mark.parametrize("victim", ["command", "proxy", "replica"])
+@pytest.mark.parametrize("victim", ["command", "proxy", "supervisor", "replica"])
 def test_daemons_of_a_command_end_with_it(victim: str) -> None:
     source = DAEMONISES + SERVER
     with running_command(source=source) as replica:
@@ -373,6 +374,8 @@ def test_daemons_of_a_command_end_with_it(victim: str) -> None:
             os.kill(replica.pid, signal.SIGKILL)
         elif victim == "proxy":
             os.kill(psutil.Process(replica.pid).ppid(), signal.SIGKILL)
+        elif victim == "supervisor":
+            replica.process.kill()
         else:
             replica.command(command="stop", drain_s=1)
         wait_until(lambda: has_ended(daemon))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_killed_supervisors as killed
 import test_model_rollout as rollout
-import test_orphans as orphans
 import test_supervisor as supervisor
 
 from cortex.lifecycle import DeathCause, ProcessState
@@ -276,13 +276,12 @@ class TestOtherModulesOverTcp:
     @pytest.mark.parametrize(
         "test",
         [
-            orphans.test_every_process_and_thread_finishes,
-            orphans.test_a_replica_that_is_being_stopped_refuses_connections,
-            orphans.test_open_connections_are_still_served_and_output_is_logged,
+            killed.test_every_running_request_is_answered_with_the_reason,
+            killed.test_a_replica_that_is_being_stopped_refuses_connections,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
-    def test_orphans(self, test: Any, tmp_path: Path) -> None:
+    def test_killed_supervisors(self, test: Any, tmp_path: Path) -> None:
         test(tmp_path)
 
     def test_no_request_fails_while_models_change_under_load(self, agent: ScriptedAgent) -> None:

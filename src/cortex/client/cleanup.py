@@ -106,7 +106,6 @@ async def _stop_rest(home: Home, drain_s: float) -> bool:
         async with asyncio.timeout(_STOP_TIMEOUT_S):
             while engine.replicas():
                 await asyncio.sleep(_PAUSE_S)
-            await engine.end_orphans(drain_s)
     finally:
         await engine.shutdown()
     await ModelAgent(home, {}, Logger(__name__)).stop()

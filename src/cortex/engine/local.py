@@ -5,7 +5,7 @@ Each replica is a detached supervisor, found again by the files in its run folde
 State of a replica              entered when                            left when
 ------------------------------- --------------------------------------- ------------------------------------------
 running (`_running`)            `start`, or adopted by `startup`        its supervisor has ended
-orphaned (`_orphaned`)          its supervisor died and workers remain  they have ended, or `ends_at` has passed
+ending (`_ending`)              its supervisor was killed               its workers have ended or were killed
 gone                            nothing of its session is left          -
 
 Devices stay assigned until a replica is gone.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import shutil
 import time
 from asyncio import StreamReader, StreamWriter
@@ -41,7 +40,6 @@ from cortex.worker.spec import (
     ReplicaSpec,
     ReplicaStatus,
     RequestLimits,
-    orphan_limit_s,
 )
 from cortex.worker.working_copy import STRATEGY_VARIABLE, remove_tree
 
@@ -58,10 +56,9 @@ _CONNECT_BACKOFF = Backoff(0.005, 0.1, factor=1.5)
 #: A dying supervisor closes its socket a moment before its process ends.
 _EXIT_POLL_S = 0.001
 _ADOPT_POLL_S = 0.1
-#: Interval of checks whether the workers of a dead supervisor have ended.
-_ORPHANS_POLL_S = 0.1
-#: Time that they get beyond their own limit.
-_ORPHANS_GRACE_S = 1.0
+#: Time for workers whose supervisor was killed to answer their requests and to end; they are killed after that.
+_WORKERS_END_S = 1.0
+_WORKERS_POLL_S = 0.02
 _ADOPT_TIMEOUT_S = 2.0
 #: A living supervisor gets longer: without a status it receives no requests, and a busy machine responds slowly.
 _STATUS_TIMEOUT_S = 6.0
@@ -80,7 +77,6 @@ class _Running:
     watcher: asyncio.Task[None] | None = None
     killer: asyncio.TimerHandle | None = None
     stop_drain_s: float | None = None  #: set by `stop`
-    ends_at: float = math.inf  #: monotonic; when orphaned workers are killed
 
 
 def remove_metrics(folder: Path) -> None:
@@ -112,7 +108,7 @@ class LocalEngine:
         self._device_dir = device_dir
         self._devices: Inventory | None = None
         self._running: dict[str, _Running] = {}
-        self._orphaned: dict[str, _Running] = {}
+        self._ending: dict[str, _Running] = {}
 
     async def startup(self, on_change: Callable[[], None], on_end: Callable[[Path], None] = remove_metrics) -> None:
         """Adopt every running replica and clean up after those that died while no operator ran."""
@@ -124,17 +120,16 @@ class LocalEngine:
         await asyncio.gather(self.find_devices(), *map(self._adopt, folders))
 
     async def shutdown(self) -> None:
-        """Stop watching the replicas; they keep running."""
+        """Stop watching the replicas; they keep running. What a killed supervisor has left behind is ended first."""
         self._zygotes.shutdown()
-        every = [*self._running.values(), *self._orphaned.values()]
-        for running in every:
+        for running in self._running.values():
             if running.killer:
                 running.killer.cancel()
             if running.watcher:
                 running.watcher.cancel()
+        every = [*self._running.values(), *self._ending.values()]
         await asyncio.gather(*(running.watcher for running in every if running.watcher), return_exceptions=True)
         self._running.clear()
-        self._orphaned.clear()
         with contextlib.suppress(OSError):  # not empty; outside the home, nothing else removes the folder
             self._home.metrics_dir.rmdir()
 
@@ -154,7 +149,7 @@ class LocalEngine:
         """
         devices = self._devices or await self.find_devices()
         # No await from here until the replica is added: another start must not take the same devices.
-        holders = [*self._running.values(), *self._orphaned.values()]
+        holders = [*self._running.values(), *self._ending.values()]
         spec = assign(spec, devices, [running.spec for running in holders])
         running = _Running(spec, first_status(spec, 0), Daemon(Path(spec.run_dir) / IDENTITY_FILE))
         self._running[spec.id] = running
@@ -194,13 +189,6 @@ class LocalEngine:
         running.killer = loop.call_later(drain_s + KILL_AFTER_S, self._kill, running)
         self._send_stop(running)
 
-    async def end_orphans(self, drain_s: float) -> None:
-        """Wait until orphaned workers have ended; kill those that take longer than `drain_s`."""
-        for running in self._orphaned.values():
-            running.ends_at = min(running.ends_at, time.monotonic() + drain_s)
-        watchers = [running.watcher for running in self._orphaned.values() if running.watcher]
-        await asyncio.gather(*watchers, return_exceptions=True)
-
     async def configure(self, replica_id: str, limits: RequestLimits) -> None:
         """Change the limits of a running replica; they apply from its next request on."""
         running = self._running.get(replica_id)
@@ -229,12 +217,7 @@ class LocalEngine:
         status = await self._request_status(spec, supervisor.identity)
         if status is None and not supervisor.is_alive():
             self._logger.warning("replica died while no operator ran", api=spec.api, replica=spec.id)
-            ended = _Running(spec, first_status(spec, supervisor.pid or 0), supervisor)
-            identity = supervisor.identity
-            if self._may_have_orphans(ended) and identity is not None and has_workers(identity):
-                ended.watcher = asyncio.create_task(self._clean_up(ended), name=f"clean up {spec.id}")
-            else:
-                await self._clean_up(ended)
+            await self._clean_up(_Running(spec, first_status(spec, supervisor.pid or 0), supervisor))
             return
         if status is not None and supervisor.identity is None:
             supervisor.adopt(Identity.of(status.supervisor_pid))
@@ -309,29 +292,23 @@ class LocalEngine:
             self._logger.info("replica stopped", api=spec.api, replica=spec.id)
 
     async def _clean_up(self, running: _Running) -> None:
-        """Clean up after a supervisor that has ended, once its orphaned workers have finished."""
-        spec = running.spec
-        if running.supervisor.identity is not None:
-            if self._may_have_orphans(running):
-                await self._wait_for_orphans(running, running.supervisor.identity)
+        """Clean up after a supervisor that has ended, once its workers have, too."""
+        spec, identity = running.spec, running.supervisor.identity
+        if identity is not None:
+            if Path(spec.control_socket).exists():  # else it has ended in order: after its workers
+                await self._wait_for_workers(running, identity)
             await asyncio.to_thread(running.supervisor.kill)  # processes that the user's code left behind
         if spec.metrics_dir:
             self._on_end(Path(spec.metrics_dir))
         await asyncio.to_thread(_clean, spec)  # it may contain copies of the project
 
-    def _may_have_orphans(self, running: _Running) -> bool:
-        """Return whether an ended supervisor may have left workers: one that ends in order removes its socket."""
-        return running.spec.jobs_socket is None and Path(running.spec.control_socket).exists()
-
-    async def _wait_for_orphans(self, running: _Running, identity: Identity) -> None:
-        longest_s = orphan_limit_s(running.spec.timeout_s) + _ORPHANS_GRACE_S
-        running.ends_at = min(running.ends_at, time.monotonic() + longest_s)
-        self._orphaned[running.spec.id] = running
-        try:
-            while time.monotonic() < running.ends_at and await asyncio.to_thread(has_workers, identity):
-                await asyncio.sleep(_ORPHANS_POLL_S)
-        finally:
-            del self._orphaned[running.spec.id]
+    async def _wait_for_workers(self, running: _Running, identity: Identity) -> None:
+        self._ending[running.spec.id] = running
+        ends_at = time.monotonic() + _WORKERS_END_S
+        while time.monotonic() < ends_at and await asyncio.to_thread(has_workers, identity):
+            await asyncio.sleep(_WORKERS_POLL_S)
+        await asyncio.to_thread(running.supervisor.kill)
+        del self._ending[running.spec.id]
         self._on_change()  # their devices are free
 
     def _log_output(self, spec: ReplicaSpec) -> None:

@@ -89,7 +89,7 @@ def accept_one(listener: socket.socket) -> socket.socket | None:
 
 
 def refuse(listener: socket.socket) -> None:
-    """Refuse new connections at a unix socket, in all processes that share it. Waiting ones can still be accepted."""
+    """Refuse new connections at a unix socket. Waiting ones can still be accepted."""
     listener.shutdown(socket.SHUT_RDWR)
 
 

@@ -16,11 +16,10 @@ from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.backoff import Backoff
 from cortex.processes.process_tree import descendants
 from cortex.supervisor.exit_reasons import name_death, resident_bytes
-from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 from cortex.worker.channel import Channel
 from cortex.worker.commands.command_process import STOP_S
 from cortex.worker.commands.worker import run_command_worker
-from cortex.worker.orphan import Inheritance
 from cortex.worker.spec import Death, ProcessStatus, StartFailure
 
 #: Output of a command that is kept until it is ready.
@@ -53,10 +52,8 @@ class CommandWorkerSlot(RequestWorkerSlot):
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
-        output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        inheritance = Inheritance(output, self._listener)
         max_failing_s = _MAX_FAILING.delay_s(self._unready_ends + 1)
-        return run_command_worker(self._spec, self.index, channel, self.shared_state, inheritance, max_failing_s)
+        return run_command_worker(self._spec, self.index, channel, self.shared_state, max_failing_s)
 
     @property
     def status(self) -> ProcessStatus:

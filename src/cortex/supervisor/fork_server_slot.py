@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -30,10 +29,9 @@ from cortex.processes.process_tree import stat_fields
 from cortex.supervisor.exit_reasons import resident_bytes, restart_delay_s
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import Fork, ProcessSlot
-from cortex.supervisor.request_worker_slot import RequestWorkerSlot, WorkerOutput
+from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 from cortex.worker.channel import Channel
-from cortex.worker.forks.fork_server import WorkerDescriptors, WorkerResources, run_request_fork_server
-from cortex.worker.orphan import Inheritance
+from cortex.worker.forks.fork_server import WorkerDescriptors, run_request_fork_server
 from cortex.worker.spec import Death, ReplicaSpec, StartFailure
 
 #: A fork server that has not forked by then is stuck, for example in a fork handler of a library.
@@ -51,7 +49,7 @@ class ForkServerSlot(ProcessSlot):
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
-        return run_request_fork_server(self._spec, channel, self._resources)
+        return run_request_fork_server(self._spec, channel, lambda index: self._workers[index].shared_state)
 
     @property
     def is_ready(self) -> bool:
@@ -84,11 +82,9 @@ class ForkServerSlot(ProcessSlot):
             pipes += os.pipe()
             pipes += os.pipe()
             stdout_read, stdout_write, stderr_read, stderr_write = pipes
-            fds = WorkerDescriptors(
-                channel.fileno(), stdout_write, stderr_write, stdout_read, stderr_read, *slot.inherited
-            )
+            fds = WorkerDescriptors(channel.fileno(), stdout_write, stderr_write)
             fields = {"index": slot.index, **asdict(self._spec.limits)}
-            if self.channel is None or not self.channel.send("fork", fds=fds.all(), **fields):
+            if self.channel is None or not self.channel.send("fork", fds=fds, **fields):
                 raise OSError("the fork server does not respond")
         except OSError:
             for fd in pipes:
@@ -130,12 +126,6 @@ class ForkServerSlot(ProcessSlot):
         """Construct the class again if no worker serves: what it holds may be the cause."""
         if self.is_ready and not any(worker.state is ProcessState.READY for worker in self._workers):
             self.kill(Death(DeathCause.KILLED, "ended: none of its processes became ready", time.time()))
-
-    def _resources(self, index: int, descriptors: WorkerDescriptors) -> WorkerResources:
-        pipes = {descriptors.stdout_read: "o", descriptors.stderr_read: "e"}
-        output = WorkerOutput(self._spec.log_path, index, pipes)
-        listener = socket.socket(fileno=descriptors.listener) if descriptors.listener is not None else None
-        return WorkerResources(self._workers[index].shared_state, Inheritance(output, listener))
 
     @property
     def _workers(self) -> list[PreloadedWorkerSlot]:

@@ -82,7 +82,7 @@ class UnixListener(Listener):
 
     def close(self) -> None:
         """Accept the waiting connections, and then no others."""
-        refuse(self.sock)  # a worker has it open too
+        refuse(self.sock)  # first: one that arrives after the last was accepted would be reset
         super().close()
 
     def remove(self) -> None:
@@ -150,11 +150,6 @@ class ReplicaListeners:
         self._tcp.append(Listener(sock, pending.add, self._watch, self._unwatch))
         self._pending.append(pending)
         self._addresses.append(address_of(sock))  # needed after it is closed, too
-
-    def listener(self, index: int) -> socket.socket | None:
-        """Return the unix socket of a process; None if it is not open."""
-        listener = self._unix[index] if self._unix else None
-        return listener.sock if listener is not None and listener.is_open else None
 
     def address(self, index: int) -> str:
         """Return the TCP address of a process, `host:port`; empty if it has none."""

@@ -36,7 +36,7 @@ import os
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,11 +121,6 @@ class ProcessSlot(ABC):
     def copy_pid(self) -> int | None:
         """The process that has created the working copy; None without a process."""
         return self.pid
-
-    @property
-    def inherited(self) -> tuple[int, ...]:
-        """Descriptors of the supervisor that the process keeps open."""
-        return ()
 
     @property
     @abstractmethod
@@ -395,7 +390,6 @@ def fork(slot: ProcessSlot, channel: Channel) -> tuple[int, int, int]:
     if pid == 0:
         os.dup2(stdout_write, 1)
         os.dup2(stderr_write, 2)
-        slot.outputs = {stdout_read: "o", stderr_read: "e"}
         _become_worker(slot, channel, parent)
     for fd in (stdout_write, stderr_write):
         os.close(fd)
@@ -409,8 +403,7 @@ def _become_worker(slot: ProcessSlot, channel: Channel, parent: int) -> NoReturn
     code = 1
     try:
         os.setpgid(0, 0)
-        # Keep the read ends of its own output too: without a reader, printing would fail once the supervisor is dead.
-        leave_supervisor(parent, (channel.fileno(), *slot.outputs, *slot.inherited))
+        leave_supervisor(parent, channel.fileno())
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(_WORKER_OOM_SCORE))
         mark_streams()
@@ -419,17 +412,14 @@ def _become_worker(slot: ProcessSlot, channel: Channel, parent: int) -> NoReturn
         os._exit(code)
 
 
-def leave_supervisor(parent: int, inherited: Iterable[int] = ()) -> None:
-    """Reset signals and close all descriptors but `inherited`, in a fork of the supervisor; end with it."""
+def leave_supervisor(parent: int, kept: int = 2) -> None:
+    """Reset signals and close all descriptors but `kept`, in a fork of the supervisor; end with it."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(parent)
-    first = 3
-    for kept in sorted(inherited):
-        os.closerange(first, kept)
-        first = kept + 1
-    os.closerange(first, _highest_fd() + 1)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, _highest_fd() + 1)
 
 
 def _highest_fd() -> int:

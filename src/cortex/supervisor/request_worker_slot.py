@@ -8,17 +8,12 @@ serves. Once it takes over, the other one retires: it finishes its requests and 
 
 from __future__ import annotations
 
-import os
-import select
 import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import ProcessState
 from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.supervisor.batch_bisection import BatchBisection
@@ -32,17 +27,12 @@ from cortex.supervisor.exit_reasons import client_disconnected, timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
 from cortex.worker.channel import Channel
-from cortex.worker.orphan import Inheritance
 from cortex.worker.request_worker import run_request_worker
 from cortex.worker.shared_state import ConnectionState, SharedConnectionState
 from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec
 
 #: A process that is being stopped must be without requests for this long.
 IDLE_BEFORE_STOP_S = 0.2
-
-_READ_BYTES = 64 * 1024
-_POLL_MS = 50
-_FINISH_S = 1.0
 
 
 class RequestWorkerSlot(ProcessSlot):
@@ -89,20 +79,8 @@ class RequestWorkerSlot(ProcessSlot):
 
     def run(self, channel: Channel) -> int:
         """Run the process: called in the fork, returns its exit code."""
-        output = WorkerOutput(self._spec.log_path, self.index, self.outputs)
-        inheritance = Inheritance(output, self._listener)
         models = self.models.start(self.is_standby)
-        return run_request_worker(self._spec, self.index, channel, self.shared_state, models, inheritance)
-
-    @property
-    def inherited(self) -> tuple[int, ...]:
-        """The unix socket of its connections: waiting connections must survive a death of the supervisor."""
-        listener = self._listener
-        return (listener.fileno(),) if listener is not None else ()
-
-    @property
-    def _listener(self) -> socket.socket | None:
-        return None if self.is_standby else self._listeners.listener(self.index)
+        return run_request_worker(self._spec, self.index, channel, self.shared_state, models)
 
     @property
     def shared_state(self) -> SharedConnectionState:
@@ -324,57 +302,3 @@ class RequestWorkerSlot(ProcessSlot):
                 self._pass_on(index)
         self._connections.answer_waiting("the process was stopped")
         self._connections.close_all()
-
-
-class WorkerOutput:
-    """The output of a request worker after the death of its supervisor: the worker reads its own pipes and logs them.
-
-    `pipes` maps read ends to streams. The process keeps them open so that printing never fails.
-    """
-
-    def __init__(self, log_path: str, index: int, pipes: Mapping[int, str]) -> None:
-        self._log_path = log_path
-        self._index = index
-        self._pipes = dict(pipes)
-        self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cortex-output", daemon=True)
-
-    def take_over(self) -> None:
-        """Log all further output, and what the supervisor has not read. Lines that it read in part are split."""
-        # Several orphans may write to one file, so none of them rotates it: they live for a moment only.
-        self._log = LogWriter(self._log_path, max_bytes=sys.maxsize)
-        message = "lost its supervisor: it finishes its requests and ends"
-        self._log.line(self._index, SUPERVISOR, f"process {os.getpid()} {message}")
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Log the remaining output."""
-        if self._thread.is_alive():
-            self._is_ending.set()
-            self._thread.join(_FINISH_S)
-
-    def _run(self) -> None:
-        poll = select.poll()
-        for pipe in self._pipes:
-            poll.register(pipe, select.POLLIN)
-        while self._pipes:
-            is_ending = self._is_ending.is_set()
-            ready = poll.poll(_POLL_MS)
-            for pipe, _ in ready:
-                if not self._read(pipe):
-                    poll.unregister(pipe)
-                    del self._pipes[pipe]
-            if is_ending and not ready:
-                break
-        self._log.line(self._index, SUPERVISOR, f"process {os.getpid()} stopped")
-        self._log.close()
-
-    def _read(self, pipe: int) -> bool:
-        try:
-            data = os.read(pipe, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:  # the user's code closed the descriptor
-            return False
-        self._log.feed(self._index, self._pipes[pipe], data)
-        return bool(data)

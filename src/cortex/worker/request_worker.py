@@ -1,7 +1,8 @@
 """The process that serves requests: load the user's code, report readiness to the supervisor, serve until stopped.
 
 The supervisor accepts connections and passes them over the channel; the worker reports which of them it closed. The
-supervisor's side is `supervisor.request_worker_slot`.
+supervisor's side is `supervisor.request_worker_slot`. If the supervisor dies, the worker answers its requests with that
+reason, and ends.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
@@ -24,11 +26,10 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.predictor.user_forks import end_forks_of_threads
 from cortex.processes.priority import enter_background, in_background
 from cortex.worker.channel import Channel
-from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection import Connection, ConnectionPool
 from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
-from cortex.worker.orphan import Inheritance, Orphan, RequestServer, outlive_supervisor
 from cortex.worker.requests.inference_routes import inference_kinds
 from cortex.worker.requests.payload import make_headers
 from cortex.worker.requests.readiness import check_readiness
@@ -40,6 +41,7 @@ from cortex.worker.worker_process import (
     ModelEvents,
     ModelStart,
     enter_project,
+    live_without_parent,
     open_metrics,
     report_failure,
     run_exit_hooks,
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 
 #: Delay before messages that the channel could not take are sent again.
 _RESEND_S = 0.05
+#: A dying supervisor closes its end of the channel a moment before it stops being the parent of its workers.
+_PARENT_CHECK_S = 0.001
+_SUPERVISOR_DIED = "the supervisor of its replica died"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 #: Free memory that a process keeps at the end of its heap. glibc's default is 128 kB, or twice the largest freed block:
 #: then each body of a megabyte causes 250 page faults, which take as long as reading it.
@@ -69,7 +74,6 @@ def run_request_worker(
     channel: Channel,
     shared_state: SharedConnectionState,
     models: ModelStart | None,
-    inheritance: Inheritance,
 ) -> int:
     """Serve as process `index` of a replica; return the exit code."""
     try:
@@ -80,7 +84,7 @@ def run_request_worker(
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
-    return serve(WorkerContext(spec, channel, shared_state, inheritance, file, tracing), predictor)
+    return serve(WorkerContext(spec, channel, shared_state, file, tracing), predictor)
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,6 @@ class WorkerContext:
     spec: ReplicaSpec
     channel: Channel  #: to the supervisor
     shared_state: SharedConnectionState
-    inheritance: Inheritance
     file: MetricFile | None
     tracing: Tracing | None
 
@@ -113,15 +116,14 @@ def serve(context: WorkerContext, predictor: BoundPredictor) -> int:
     if spec.models is None:  # else memory of models that are not used any more has to be returned
         _keep_freed_memory()
     if predictor.service is not None:
-        orphan = _serve_grpc(context, predictor.service, loop)
+        _serve_grpc(context, predictor.service, loop)
     elif lifespan is not None:
-        orphan = _serve_application(context, lifespan, loop)
+        _serve_application(context, lifespan, loop)
     else:
-        orphan = _serve_methods(context, predictor, loop)
+        _serve_methods(context, predictor, loop)
     run_exit_hooks()
     if tracing is not None:
         tracing.shutdown()
-    orphan.finish()
     enter_background()  # freeing the memory of big models takes a while
     return 0
 
@@ -146,7 +148,7 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
         return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.extra_versions, metrics)
 
 
-def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Orphan:
+def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> None:
     spec, file, shared_state = context.spec, context.file, context.shared_state
     methods = predictor.all_methods
     kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
@@ -161,7 +163,7 @@ def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyn
     tracker = _open_tracker(spec, file)
     server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, context.tracing)
     exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
-    orphan = connect_supervisor(server, loop, context, runner.stop, partial(_update_models, predictor))
+    connect_supervisor(server, loop, context, runner.stop, partial(_update_models, predictor))
     # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
     batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
     signature = signature_text(lambda: predictor.signature)
@@ -170,7 +172,6 @@ def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyn
     server.shutdown()
     if exchanges is not None:
         exchanges.close()
-    return orphan
 
 
 def _open_tracker(spec: ReplicaSpec, file: MetricFile | None) -> PredictionTracker | None:
@@ -202,23 +203,22 @@ def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoo
     return lifespan
 
 
-def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio.AbstractEventLoop) -> Orphan:
+def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio.AbstractEventLoop) -> None:
     from cortex.worker.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
     spec, file = context.spec, context.file
     server = ApplicationServer(spec, lifespan, loop, context.shared_state, file, context.tracing)
     exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
-    orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
+    connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
     # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
     slots = spec.threads if spec.type == WSGI else spec.max_concurrency
     context.channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
     loop.run_forever()
     if exchanges is not None:
         exchanges.close()
-    return orphan
 
 
-def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.AbstractEventLoop) -> Orphan:
+def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.AbstractEventLoop) -> None:
     from cortex.worker.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
 
     spec, shared_state = context.spec, context.shared_state
@@ -230,12 +230,11 @@ def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.Abs
     shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
     runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads, has_tasks=shares_loop)
     server = GrpcServer(spec, service, loop, runner, shared_state, context.file, context.tracing)
-    orphan = connect_supervisor(server, loop, context, partial(server.stop, runner.stop))
+    connect_supervisor(server, loop, context, partial(server.stop, runner.stop))
     slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
     signature = signature_text(lambda: service.signature)
     context.channel.send("ready", slots=slots, shares_loop=shares_loop, signature=signature)
     runner.run()
-    return orphan
 
 
 def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
@@ -249,12 +248,26 @@ def connect_supervisor(
     context: WorkerContext,
     on_stop: Callable[[], None],
     on_catalogue: Callable[[str], None] = lambda path: None,
-) -> Orphan:
-    """Receive connections and commands from the supervisor; return what outlives it. `on_stop` ends the process."""
-    orphan = Orphan(server, loop, context.inheritance, on_stop)
-    outlive_supervisor()
-    SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, orphan.begin).start()
-    return orphan
+    on_orphaned: Callable[[], object] = partial(os._exit, 1),
+) -> None:
+    """Receive connections and commands from the supervisor.
+
+    `on_stop` ends the process in order; `on_orphaned` ends it at once, after its requests were answered.
+    """
+    live_without_parent()
+    SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, on_orphaned).start()
+
+
+class RequestServer(Protocol):
+    """The requests of this process: `MethodServer`, `ApplicationServer`, `CommandServer` or `GrpcServer`."""
+
+    connections: ConnectionPool
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+
+    def set_suspects(self, groups: Mapping[str, int]) -> None:
+        """Bisect the requests of batches that killed a previous process."""
 
 
 class SupervisorChannel:
@@ -267,15 +280,16 @@ class SupervisorChannel:
         channel: Channel,
         on_catalogue: Callable[[str], None],
         on_stop: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_orphaned: Callable[[], object],
     ) -> None:
-        """Create the worker's end; `on_lost` is called once the supervisor's end is closed."""
+        """Create the worker's end; `on_orphaned` is called once the supervisor has died."""
         self._server = server
         self._loop = loop
         self._channel = channel
         self._on_catalogue = on_catalogue
         self._on_stop = on_stop
-        self._on_lost = on_lost
+        self._on_orphaned = on_orphaned
+        self._supervisor = os.getppid()
         self._failures = 0
         self._unsent: list[tuple[str, int]] = []
 
@@ -295,7 +309,7 @@ class SupervisorChannel:
                 if self._failures == 1:
                     continue  # the error may be that of a message we sent; connections may follow it
                 self._loop.remove_reader(self._channel.fileno())
-                self._on_lost()
+                self._end_as_orphan()
                 return
             message, fd = received
             if message["kind"] == "connection" and fd is not None:
@@ -316,6 +330,17 @@ class SupervisorChannel:
                 self._loop.remove_reader(self._channel.fileno())
                 self._on_stop()
                 return
+
+    def _end_as_orphan(self) -> None:
+        """Answer the requests and end, once it is known that the supervisor has died.
+
+        Otherwise user code has broken the channel, and the supervisor ends this process.
+        """
+        if os.getppid() == self._supervisor:
+            self._loop.call_later(_PARENT_CHECK_S, self._end_as_orphan)
+            return
+        self._server.connections.end_all(_SUPERVISOR_DIED)
+        self._on_orphaned()
 
     def _on_closed(self, connection: Connection) -> None:
         self._report([("closed", connection.index)])

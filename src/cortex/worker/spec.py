@@ -11,8 +11,6 @@ from typing import Any
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
 
-#: How long a worker accepts requests after its supervisor died. A running operator removes its route much sooner.
-ORPHAN_SERVES_S = 3.0
 #: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
 DEV_VARIABLE = "CORTEX_DEV"
 TERMINAL_HINT = "; the terminal shows the traceback"
@@ -20,7 +18,6 @@ TERMINAL_HINT = "; the terminal shows the traceback"
 TEST_VARIABLE = "CORTEX_TEST"
 #: Files in the folder of an environment: it was built; all its packages were compiled.
 ENVIRONMENT_COMPLETE, ENVIRONMENT_COMPILED = "complete.json", "compiled"
-_EXIT_HOOKS_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,11 +317,6 @@ class ReplicaStatus:
             }
             for process in self.processes
         ]
-
-
-def orphan_limit_s(timeout_s: float) -> float:
-    """Return the maximum time for which a worker may outlive its supervisor, if calls may take `timeout_s`."""
-    return ORPHAN_SERVES_S + timeout_s + _EXIT_HOOKS_S
 
 
 def _known(kind: type[ReplicaStatus | ProcessStatus | StartFailure], data: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,11 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def live_without_parent() -> None:
+    """Undo `end_with_parent`, on the thread that called it: this process ends by itself, and answers before."""
+    _libc.prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parents end, also of those that have left their session."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)

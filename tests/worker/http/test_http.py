@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortex.worker.grpc.connection import GrpcConnection
 from cortex.worker.http.connection import Connection, ConnectionPool, _date, framed_chunk
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import RequestRecorder
@@ -269,6 +270,34 @@ def test_a_request_whose_client_ends_it_too_early_is_refused(framing: bytes, is_
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     message = "the connection ended before the request body was complete"
     assert json.loads(body) == {"error": message, "request_id": "17-3"}
+    loop.close()
+
+
+@pytest.mark.parametrize("connection_class", [Connection, StreamingConnection, GrpcConnection])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_request_that_nobody_has_read_is_answered_before_the_process_ends(
+    connection_class: type[Connection], is_whole: bool
+) -> None:
+    loop = asyncio.new_event_loop()
+    handled: list[Connection] = []
+    recorder = RequestRecorder(None)
+    pool = ConnectionPool(loop, SharedConnectionState(), recorder, handled.append, 1_000, connection_class)
+    pool.set_paused(True)
+    kind = "grpc" if connection_class is GrpcConnection and is_whole else "json"
+    request = f"POST / HTTP/1.1\r\nx-cortex-request-id: 17-3\r\ncontent-type: application/{kind}\r\n".encode()
+    (ours, theirs), (other, idle) = socket.socketpair(), socket.socketpair()
+    with ours, theirs, other, idle:
+        for index, sock in enumerate((theirs, idle)):
+            pool.add(sock, index, lambda connection: None)
+        ours.sendall(request + b"\r\n" * is_whole)
+        pool.end_all("it ends")
+        response = ours.recv(4096)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"the process ended before it ran this request: it ends" in response
+        assert (b"grpc-status: 14" in response) == (kind == "grpc")
+        assert (b'"request_id": "17-3"' in response) == (kind == "json" and is_whole)
+        assert other.recv(1) == b"", "connections without a request are closed"
+    assert not handled
     loop.close()
 
 

@@ -95,7 +95,7 @@ class Hosting:
     def ended(self) -> list[str]:
         """Return the replicas that ended and whose metrics are still here.
 
-        Workers may outlive their supervisor and still count, until the replica's folder is gone.
+        Workers end after a supervisor that is killed and count until then: while the replica's folder is there.
         """
         here, runs = self.replicas(), self._home.replicas_dir
         with contextlib.suppress(OSError):

@@ -16,8 +16,9 @@ again. The supervisor's side is `supervisor.command_worker_slot`.
                a probe succeeds after that                             recovered      READY
                it has been without for long, and answers no request    unresponsive   the supervisor kills both
                the command ends                                        ended          exit 1
-               `stop`, or the last request of an orphan                -              STOPPING
+               `stop`                                                  -              STOPPING
     STOPPING   SIGTERM, after `STOP_S` SIGKILL; the command ends       -              exit 0
+    READY      the supervisor dies: requests are answered              -              killed, exit 1
     any        this process is killed                                  -              the kernel kills the command
 """
 
@@ -39,7 +40,6 @@ from cortex.worker.commands.upstream import Address
 from cortex.worker.monitoring.exchange_writer import open_exchange_writer
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.monitoring.trace_export import open_tracing
-from cortex.worker.orphan import Inheritance
 from cortex.worker.request_worker import WorkerContext, connect_supervisor
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
@@ -51,7 +51,6 @@ def run_command_worker(
     index: int,
     channel: Channel,
     shared_state: SharedConnectionState,
-    inheritance: Inheritance,
     max_failing_s: float,
 ) -> int:
     """Run the command as process `index` of a replica; return the exit code.
@@ -78,7 +77,7 @@ def run_command_worker(
         channel.send("ended", wait_status=process.wait_status)
         return 1
     file, tracing = open_metrics(spec, index), open_tracing(spec, index)
-    context = WorkerContext(spec, channel, shared_state, inheritance, file, tracing)
+    context = WorkerContext(spec, channel, shared_state, file, tracing)
     return _serve(context, process, address, loop, max_failing_s)
 
 
@@ -92,7 +91,7 @@ def _serve(
     spec, channel, file, tracing = context.spec, context.channel, context.file, context.tracing
     server = CommandServer(spec, process, address, loop, context.shared_state, file, tracing)
     exchanges = server.connections.exchanges = open_exchange_writer(spec, file, loop)
-    orphan = connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
+    connect_supervisor(server, loop, context, partial(server.stop, loop.stop), on_orphaned=loop.stop)
     tasks = [  # noqa: F841 - the loop keeps no reference to them
         loop.create_task(_report_end(process, server, channel, loop)),
         loop.create_task(_watch(server, channel, max_failing_s)),
@@ -106,7 +105,6 @@ def _serve(
         exchanges.close()
     if tracing is not None:
         tracing.shutdown()
-    orphan.finish()
     return 0 if server.is_stopping else 1
 
 

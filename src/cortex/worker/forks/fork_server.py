@@ -3,7 +3,7 @@
     supervisor ── fork ──> fork server: constructs the class, then waits for requests to fork
         │                      │
         │ <── "ready" ─────────┤
-        ├──── "fork" ─────────>│  index, limits, and the descriptors of the worker: channel, output, listener
+        ├──── "fork" ─────────>│  index, limits, and the descriptors of the worker: channel, output
         │                      └── fork ──> (ends at once) ── fork ──> worker
         │ <── "forked", on the worker's own channel ────────────────────┘
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.worker.channel import Channel
@@ -28,44 +28,25 @@ from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.request_log import follow_stderr, write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
-from cortex.worker.orphan import Inheritance
 from cortex.worker.request_worker import WorkerContext, serve
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec, RequestLimits
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure, set_environment
 
 
-@dataclass(frozen=True)
-class WorkerResources:
-    """Resources that a worker inherits from its supervisor, besides its channel."""
-
-    shared_state: SharedConnectionState
-    inheritance: Inheritance
-
-
-@dataclass(frozen=True)
-class WorkerDescriptors:
+class WorkerDescriptors(NamedTuple):
     """The descriptors in a request to fork, in this order."""
 
     channel: int
     stdout_write: int
     stderr_write: int
-    stdout_read: int
-    stderr_read: int
-    listener: int | None = None
-
-    def all(self) -> list[int]:
-        """Return them as `Channel.send` takes them."""
-        return [fd for fd in vars(self).values() if fd is not None]
 
 
-#: Returns the resources of worker `index`, with its descriptors.
-Resources = Callable[[int, WorkerDescriptors], WorkerResources]
-
-_DESCRIPTORS = 6
+#: Returns the memory that worker `index` shares with the supervisor.
+SharedStates = Callable[[int], SharedConnectionState]
 
 
-def run_request_fork_server(spec: ReplicaSpec, channel: Channel, resources: Resources) -> int:
+def run_request_fork_server(spec: ReplicaSpec, channel: Channel, shared_states: SharedStates) -> int:
     """Construct the class, and fork workers on request until the supervisor ends; return the exit code."""
     try:
         spec = enter_project(spec, None)
@@ -78,9 +59,9 @@ def run_request_fork_server(spec: ReplicaSpec, channel: Channel, resources: Reso
         return 1
     freeze_memory()
     channel.send("ready")
-    while (received := channel.receive_fds(_DESCRIPTORS)) is not None:
+    while (received := channel.receive_fds(len(WorkerDescriptors._fields))) is not None:
         message, fds = received
-        _fork_worker(spec, predictor, client, channel, message, WorkerDescriptors(*fds), resources)
+        _fork_worker(spec, predictor, client, channel, message, WorkerDescriptors(*fds), shared_states)
         for fd in fds:
             os.close(fd)
     return 0
@@ -93,13 +74,13 @@ def _fork_worker(
     channel: Channel,
     message: Mapping[str, object],
     descriptors: WorkerDescriptors,
-    resources: Resources,
+    shared_states: SharedStates,
 ) -> None:
     """Fork a worker. If that fails, the supervisor finds out when the channel of the worker is closed."""
 
     def run() -> int:
         channel.close()
-        return _run_worker(spec, predictor, client, message, descriptors, resources)
+        return _run_worker(spec, predictor, client, message, descriptors, shared_states)
 
     end_openmp_pools()
     try:
@@ -117,7 +98,7 @@ def _run_worker(
     client: MetricsClient,
     message: Mapping[str, object],
     descriptors: WorkerDescriptors,
-    resources: Resources,
+    shared_states: SharedStates,
 ) -> int:
     index = int(str(message["index"]))
     channel = Channel.of(descriptors.channel)
@@ -129,13 +110,12 @@ def _run_worker(
         seed_torch()
         file = _open_metrics(spec, index, client)
         tracing = open_tracing(spec, index)
-        of_worker = resources(index, descriptors)
     except BaseException as error:  # the edge of the process
         report_failure(channel, error)
         return 1
     if not channel.send("forked", pid=os.getpid()):
         return 1  # the slot has been stopped
-    context = WorkerContext(spec, channel, of_worker.shared_state, of_worker.inheritance, file, tracing)
+    context = WorkerContext(spec, channel, shared_states(index), file, tracing)
     return serve(context, predictor)
 
 

@@ -101,6 +101,19 @@ class GrpcConnection(StreamingConnection):
         self._send(b"".join(parts))
         self._finish_response()
 
+    def end_with_process(self, reason: str) -> None:
+        """Answer the request, or end a response that has begun: the process ends."""
+        if self._has_head and self.is_grpc:
+            self.end_messages(grpc.StatusCode.UNAVAILABLE, reason)
+        else:
+            super().end_with_process(reason)
+
+    def _respond_end(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
+        if (self.content_type or b"").startswith(CONTENT_TYPE):
+            self.end_messages(grpc.StatusCode.UNAVAILABLE, message)
+        else:
+            super()._respond_end(status, message, headers)
+
     def abandon_messages(self, code: grpc.StatusCode, message: str) -> None:
         """Write the status of a call that goes on, and close; its row stays until `call_over`."""
         if not self.open:

@@ -67,6 +67,7 @@ BODILESS = frozenset({204, 304})
 CLOSING = b"connection: close\r\n"
 #: Mark of a request that is a copy.
 _COPY = b"copy"
+_RETRY = ((b"retry-after", b"1"),)
 _NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
@@ -100,7 +101,6 @@ class ConnectionPool:
         self._answers: AnswerDigests | None = None
         self.cancels_calls = True  #: a call is cancelled if its client disconnects
         self.buffer = memoryview(bytearray(READ_BYTES))
-        self.served = 0  #: responses written completely
         #: The least recently served first: they are the first to be read when a slot is free again.
         self._connections: dict[Connection, None] = {}
         self.is_paused = False  #: no request is read at the moment
@@ -112,11 +112,6 @@ class ConnectionPool:
         """Set the limits of subsequent requests."""
         self.max_body_bytes = limits.max_body_bytes
         self.cancels_calls = limits.on_disconnect != "finish"
-
-    @property
-    def has_requests(self) -> bool:
-        """Return whether any connection has a request."""
-        return any(not connection.is_idle for connection in self._connections)
 
     def add(
         self,
@@ -165,14 +160,18 @@ class ConnectionPool:
         for connection in [connection for connection in self._connections if connection.is_idle]:
             self._release(connection)
 
+    def end_all(self, reason: str) -> None:
+        """Answer every request, also those that are still in their sockets: the process is about to end."""
+        for connection in list(self._connections):
+            connection.end_with_process(reason)
+
     def move_to_end(self, connection: Connection) -> None:
         """Mark a connection as the most recently served."""
         self._connections.pop(connection, None)
         self._connections[connection] = None
 
     def on_idle(self, connection: Connection) -> None:
-        """Count a request, and read the next one from its connection if requests are read."""
-        self.served += 1
+        """Read the next request of a connection, if requests are read."""
         if self._on_release is not None:
             self._release(connection)
         elif self.is_paused:
@@ -769,6 +768,24 @@ class Connection:
             else:
                 exchanges.add(self, status, media_type, headers, body)
         self._finish_response()
+
+    def end_with_process(self, reason: str) -> None:
+        """Answer the request, unless its response has begun, or one that is still in the socket: the process ends."""
+        self._close_after = True
+        if self._state is _IDLE:
+            self._handle = lambda connection: None
+            self._on_readable()
+        if self._state is _IDLE:
+            self.close()  # now: a request that arrives while the process ends would get no response
+        elif self._state is _RUNNING:
+            self._respond_end(500, f"the process that handled this request ended: {reason}")
+        elif self._state in (_READING, ConnectionState.QUEUED):
+            self._respond_end(503, f"the process ended before it ran this request: {reason}", _RETRY)
+        elif self._state is ConnectionState.UPGRADED:
+            self._send(close_frame(reason))
+
+    def _respond_end(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
+        self.respond_error(status, message, headers)
 
     def respond_error(
         self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
