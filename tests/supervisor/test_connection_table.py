@@ -1,4 +1,4 @@
-"""Requests of a dead worker that are kept for the next one."""
+"""Requests of a dead worker, which the supervisor answers."""
 
 from __future__ import annotations
 
@@ -8,37 +8,31 @@ import socket
 import pytest
 
 from cortex.lifecycle import DeathCause
-from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import ConnectionTable
 from cortex.worker.shared_state import ConnectionState
 from cortex.worker.spec import Death
 
-REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n42"
-
 
 @pytest.mark.processes
-def test_requests_that_no_worker_will_rerun_get_503() -> None:
-    statuses: list[int | None] = []
-    table = ConnectionTable(statuses.append, keeps_requests=True)
-    ours, theirs = socket.socketpair()
-    idle, _peer = socket.socketpair()
-    index, other = table.add(ours), table.add(idle)
-    assert index is not None and other is not None and table.shared_state.journal is not None
-    table.shared_state.journal.begin(index)
-    table.shared_state.journal.append(index, memoryview(REQUEST))
-    table.shared_state.begin(index, 2**62, b"a")
-    table.shared_state.set_state(index, ConnectionState.QUEUED)
-
-    table.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0), BatchBisection())
-    assert table.shared_state.state(index) is ConnectionState.AGAIN
-    table.answer_again()
-
-    assert theirs.recv(4096).startswith(b"HTTP/1.1 503 ")
-    assert statuses == [503]
-    assert list(table.open) == [other], "an idle connection is passed on"
+def test_requests_that_shared_a_batch_are_told_so() -> None:
+    table = ConnectionTable(lambda status: None)
+    clients = []
+    for batch in (0, 0, 1, 2, 2, 3, 3, 3):
+        ours, theirs = socket.socketpair()
+        index = table.add(ours)
+        assert index is not None
+        table.shared_state.begin(index, 2**62, b"a")
+        if batch:
+            table.shared_state.set_batch(index, batch)
+        clients.append(theirs)
+    table.answer_after_death(Death(DeathCause.SEGMENTATION_FAULT, "segmentation fault", 0.0))
+    errors = [json.loads(client.recv(4096).partition(b"\r\n\r\n")[2])["error"] for client in clients]
+    died = "the process that handled this request died: segmentation fault"
+    one, two = f"{died}, in a batch with 1 other request", f"{died}, in a batch with 2 other requests"
+    assert errors == [died] * 3 + [one] * 2 + [two] * 3
     table.close_all()
-    theirs.close()
-    _peer.close()
+    for client in clients:
+        client.close()
 
 
 @pytest.mark.processes

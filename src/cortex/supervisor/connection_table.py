@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cortex.lifecycle import DeathCause
 from cortex.payloads.openai_errors import is_openai_path
-from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.worker.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
 from cortex.worker.http.connection import close_frame, error_response, path_below
 from cortex.worker.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
@@ -37,7 +37,6 @@ LONG_CALL_S = 0.1
 #: Time for a call whose client has disconnected to end by itself.
 ABANDONED_CALL_S = 1.0
 
-_NOT_RUN = (ConnectionState.READING, ConnectionState.QUEUED, ConnectionState.AGAIN)
 _SLOW_CLIENT_STATES = (
     ConnectionState.READING,
     ConnectionState.WAITING,
@@ -74,7 +73,6 @@ class ConnectionTable:
     def __init__(
         self,
         on_end: Callable[[int | None], None],
-        keeps_requests: bool = False,
         is_grpc: bool = False,
         may_have_openai_errors: bool = False,
     ) -> None:
@@ -85,7 +83,7 @@ class ConnectionTable:
         self._on_end = on_end
         self._is_grpc = is_grpc
         self._may_have_openai_errors = may_have_openai_errors
-        self.shared_state = SharedConnectionState(keeps_requests)
+        self.shared_state = SharedConnectionState()
         self.open: dict[int, OpenConnection] = {}
         self.failed_requests: list[str] = []  #: ids of requests answered here
         self._lingering: list[tuple[float, socket.socket]] = []
@@ -189,17 +187,14 @@ class ConnectionTable:
 
     # Responses on behalf of the process.
 
-    def answer_after_death(self, death: Death, bisection: BatchBisection | None = None) -> None:
-        """Answer the requests of a process that died; connections without a request stay open.
-
-        With `bisection`, the requests of batches are not answered: the next process runs them again.
-        """
+    def answer_after_death(self, death: Death) -> None:
+        """Answer the requests of a process that died; connections without a request stay open."""
         now_ns = time.monotonic_ns()
-        again = self._repeatable(bisection, death, now_ns) if bisection is not None else set()
-        for index, state in list(self.states()):
-            if index in again:
-                self.shared_state.set_state(index, ConnectionState.AGAIN)
-            elif state is ConnectionState.IDLE:
+        states = list(self.states())
+        running = [index for index, state in states if state is ConnectionState.RUNNING]
+        batches = Counter(map(self.shared_state.batch, running))
+        for index, state in states:
+            if state is ConnectionState.IDLE:
                 self.open[index].slow = False
             elif state is ConnectionState.LINGERING:
                 self.close(index)
@@ -210,38 +205,17 @@ class ConnectionTable:
                 self.end(index, 500, death.message)
             elif state is ConnectionState.RUNNING:
                 expired = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
-                message = death.message if expired else f"the process that handled this request died: {death.message}"
+                message = death.message
+                if not expired:
+                    others = batches[batch] - 1 if (batch := self.shared_state.batch(index)) else 0
+                    where = f", in a batch with {others} other request{'s' * (others > 1)}" if others else ""
+                    message = f"the process that handled this request died: {message}{where}"
                 self.end(index, 504 if expired else 500, message)
             else:
                 self.end(index, 503, f"the process died before it ran this request: {death.message}")
         self._ended.clear()
         self._late_batches.clear()
         self._free_indexes = [index for index in range(self._next_index) if index not in self.open]
-
-    def _repeatable(self, bisection: BatchBisection, death: Death, now_ns: int) -> set[int]:
-        """Blame the running batches; return the connections whose requests run again, queued ones included."""
-        journal = self.shared_state.journal
-        again, batches = set[int](), dict[int, list[int]]()
-        for index, state in self.states():
-            if journal is None or state is ConnectionState.IDLE:
-                continue
-            if state is ConnectionState.READING and journal.is_empty(index):
-                self.shared_state.clear(index)  # still unread in the socket
-            is_late = death.cause is DeathCause.TIMED_OUT and self.shared_state.deadline_ns(index) < now_ns
-            if not journal.is_complete(index):
-                continue
-            if state in _NOT_RUN and not (state is ConnectionState.QUEUED and is_late):
-                again.add(index)
-            elif state is ConnectionState.RUNNING and self.shared_state.batch(index) and not is_late:
-                batches.setdefault(self.shared_state.batch(index), []).append(index)
-        blamed = [[self.shared_state.request_id(index) for index in members] for members in batches.values()]
-        # A request is guilty if it ran alone. If others of its batch were answered with a time-out, it may be innocent.
-        is_guilty = len(batches) == 1 and len(blamed[0]) == 1 and not self._late_batches.intersection(batches)
-        if blamed and not is_guilty:
-            again.update(index for members in batches.values() for index in members)
-            bisection.blame(blamed)
-        bisection.keep({self.shared_state.request_id(index) for index in again})
-        return again
 
     def end_late(self, index: int, message: str) -> None:
         """Answer a request that has passed its deadline."""
@@ -252,18 +226,12 @@ class ConnectionTable:
     def answer_waiting(self, reason: str) -> None:
         """Answer the requests that wait in the sockets while there is no process."""
         for index, connection in list(self.open.items()):
-            unread = self.shared_state.state(index) is ConnectionState.AGAIN or has_unread(connection.sock)
+            unread = has_unread(connection.sock)
             if unread:
                 self.end(index, 503, f"no replica is ready: {reason}")
                 self.on_closed(index)
             elif unread is None:
                 self.close(index)
-
-    def answer_again(self) -> None:
-        """Answer the requests that should have run again, once no process will run them."""
-        for index, state in list(self.states()):
-            if state is ConnectionState.AGAIN:
-                self.end(index, 503, "the process that was to run this request once more was stopped")
 
     def end(self, index: int, status: int, message: str) -> None:
         """Send a last response, or the close frame of a WebSocket, and close once the client has had time to read it.

@@ -16,7 +16,6 @@ from typing import Any
 
 from cortex.lifecycle import ProcessState
 from cortex.predictor.applications import APPLICATION_TYPES
-from cortex.supervisor.batch_bisection import BatchBisection
 from cortex.supervisor.connection_table import (
     CALL_STATES,
     DEADLINE_STATES,
@@ -58,12 +57,8 @@ class RequestWorkerSlot(ProcessSlot):
         super().__init__(spec, index, fork, is_standby)
         self._others = others
         self._listeners = listeners
-        # TensorFlow models are batched below the calls: there, each request is a call of its own.
-        is_bisected = spec.batches_calls and spec.isolates_failures
-        self._bisection = BatchBisection() if is_bisected else None
         self._connections = ConnectionTable(
             on_end,
-            is_bisected,
             is_grpc=spec.protobuf_path is not None,
             may_have_openai_errors=spec.type not in APPLICATION_TYPES,
         )
@@ -132,9 +127,6 @@ class RequestWorkerSlot(ProcessSlot):
     def _on_ready(self, message: dict[str, Any]) -> None:
         self.call_slots, self._shares_loop = int(message["slots"]), bool(message["shares_loop"])
         super()._on_ready(message)
-        if self._bisection is not None and self.channel is not None:
-            for groups in self._bisection.messages():
-                self.channel.send("suspects", groups=groups)
         for index in self._connections.open:
             self._hand_over(index)
 
@@ -157,9 +149,8 @@ class RequestWorkerSlot(ProcessSlot):
         connection = self._connections.open[index]
         if self.channel is None:
             return
-        again = self._connections.shared_state.state(index) is ConnectionState.AGAIN
         fd, once = connection.sock.fileno(), connection.once
-        if not self.channel.send("connection", fd=fd, index=index, again=again, once=once):
+        if not self.channel.send("connection", fd=fd, index=index, once=once):
             self._not_handed_over.append(index)  # the process is busy and does not read: retry at the next tick
 
     def _retry_hand_overs(self) -> None:
@@ -174,7 +165,6 @@ class RequestWorkerSlot(ProcessSlot):
         """Serve instead of `other`, which finishes its requests and passes its connections to `successor`."""
         self.is_standby = False
         self._restarts, self._aborted_starts, self._death = other._restarts, other._aborted_starts, other._death
-        self._bisection = other._bisection
         other._successor = successor
         if other.state is ProcessState.READY:
             other.state = ProcessState.STOPPING
@@ -284,19 +274,11 @@ class RequestWorkerSlot(ProcessSlot):
             self.channel.send("stop")
 
     def _on_dead(self, death: Death) -> Death:
-        is_restarted = self.state is not ProcessState.STOPPING
-        self._connections.answer_after_death(death, self._bisection if is_restarted else None)
+        self._connections.answer_after_death(death)
         return death
-
-    def _is_quick(self, death: Death, now: float) -> bool:
-        if self._bisection is not None and self._bisection.has_new:
-            self._bisection.has_new = False  # the next process runs other batches
-            return False
-        return super()._is_quick(death, now)
 
     def _become_stopped(self) -> None:
         super()._become_stopped()
-        self._connections.answer_again()
         if self._successor is not None:
             for index in list(self._connections.open):
                 self._pass_on(index)

@@ -12,7 +12,7 @@ import ctypes
 import gc
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -266,9 +266,6 @@ class RequestServer(Protocol):
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
 
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Bisect the requests of batches that killed a previous process."""
-
 
 class SupervisorChannel:
     """Receives connections and commands from the supervisor, and reports closed connections. Event-loop thread only."""
@@ -314,14 +311,11 @@ class SupervisorChannel:
             message, fd = received
             if message["kind"] == "connection" and fd is not None:
                 connection = socket.socket(fileno=fd)
-                again, once = message.get("again", False), message.get("once", False)
-                self._server.connections.add(connection, message["index"], self._on_closed, again, once)
+                self._server.connections.add(connection, message["index"], self._on_closed, message["once"])
             elif message["kind"] == "configure":
                 self._server.configure(RequestLimits.parse(message))
             elif message["kind"] == "catalogue":
                 self._on_catalogue(message["path"])
-            elif message["kind"] == "suspects":
-                self._server.set_suspects(message["groups"])
             elif message["kind"] == "retire":
                 self._server.connections.retire(self._on_released)
             elif message["kind"] == "condemn":  # another call is stuck: the process ends once the rest is done

@@ -12,7 +12,7 @@ plain stores, so that it is correct even while the worker is stuck in C code and
      |                        | if some of it is unsent
      `-------------------- DRAINING
 
-The worker makes these transitions (`worker/http/connection.py`), except for those to AGAIN:
+The worker makes these transitions (`worker/http/connection.py`):
 
     from                        event                                               to
     IDLE                        the first bytes of a request arrive                 READING
@@ -36,31 +36,26 @@ The worker makes these transitions (`worker/http/connection.py`), except for tho
     RUNNING ANSWERING WAITING   cut off, some of it is unsent, user code is over    LINGERING, then closed
     any                         the gateway closes, or cut off: user code is over   closed
     IDLE                        the process retires                                 released, stays open
-    READING QUEUED RUNNING      the process dies, the journal has the request       AGAIN (by the supervisor)
-    AGAIN                       the next process receives the connection            READING
 
 The supervisor acts when a process dies or a deadline passes (`supervisor/connection_table.py`, `request_worker.py`):
 
     state       the process dies                               the deadline passes
     IDLE        kept for the next process                      -
-    READING     503, or AGAIN                                  -
-    QUEUED      503, or AGAIN                                  504
-    RUNNING     500, or 504 if overdue; AGAIN if in a batch    504, and the process is condemned or killed
+    READING     503                                            -
+    QUEUED      503                                            504
+    RUNNING     500, or 504 if overdue                         504, and the process is condemned or killed
     ANSWERING   closed                                         as RUNNING, without a response
     STREAMING   trailers with the cause, then closed           likewise
     UPGRADED    a close frame, then closed                     likewise
     WAITING     closed                                         -
     DRAINING    closed                                         -
     LINGERING   closed                                         -
-    AGAIN       stays AGAIN                                    -
 
 Responses that begin and are never complete are counted: by the worker, or by the supervisor if the process dies or is
 late in ANSWERING, WAITING, DRAINING or UPGRADED.
 
 A call whose response is cut off keeps its row, also that of a closed connection, until its user code has cleaned up. If
 it does that on a thread, which nothing else can end, it has a deadline then.
-
-AGAIN requires a journal of requests, which processes that batch have: `supervisor/batch_bisection.py` groups them.
 """
 
 from __future__ import annotations
@@ -70,8 +65,6 @@ from enum import IntEnum
 
 #: Connections that one process can have, including those of slow clients.
 MAX_CONNECTIONS = 8192
-#: Larger requests, head and body together, are not kept in the journal.
-MAX_JOURNAL_BYTES = 256 * 1024
 
 _WORD = 8
 # Words of a row, then the bytes of the request id.
@@ -86,8 +79,6 @@ _OPENAI_ERRORS = 1 << 8
 _JSON_CALL = 1 << 9
 #: The word after the rows.
 _SHORT_CALLS = MAX_CONNECTIONS * _ROW_WORDS
-#: Pages that are never written take no memory; MAP_NORESERVE keeps the kernel from reserving all of them.
-_MAP_NORESERVE = 0x4000
 
 
 class ConnectionState(IntEnum):
@@ -103,7 +94,6 @@ class ConnectionState(IntEnum):
     LINGERING = 9  #: nothing more is produced, and the connection closes once the client has read what was sent
     UPGRADED = 7  #: the connection is a WebSocket
     STREAMING = 8  #: as ANSWERING, of a gRPC call: the gateway has only whole chunks, which trailers can follow
-    AGAIN = 6  #: a process died with the request, which is in the journal: the next process begins with it
 
 
 #: Plain integers, because converting a member of an enumeration takes time on the path of every request.
@@ -113,9 +103,8 @@ _QUEUED, _RUNNING = int(ConnectionState.QUEUED), int(ConnectionState.RUNNING)
 class SharedConnectionState:
     """One row per connection index: state, deadline (monotonic ns), batch number, request id."""
 
-    def __init__(self, has_journal: bool = False) -> None:
-        """Allocate the memory; APIs that batch have a journal."""
-        self.journal = RequestJournal(MAX_CONNECTIONS) if has_journal else None
+    def __init__(self) -> None:
+        """Allocate the memory."""
         self._memory = mmap.mmap(-1, MAX_CONNECTIONS * _ROW_BYTES + _WORD)
         self._bytes = memoryview(self._memory)
         self._words = self._bytes.cast("q")
@@ -191,49 +180,3 @@ class SharedConnectionState:
         start = index * _ROW_BYTES + _ID_OFFSET
         length = self._words[index * _ROW_WORDS + _ID_BYTES] & (_OPENAI_ERRORS - 1)
         return bytes(self._bytes[start : start + length]).decode("latin-1")
-
-
-class RequestJournal:
-    """The bytes of the last request of each connection, from which the next process can run it again.
-
-    APIs that batch have one: when a batch kills its process, any of its requests may be the cause.
-    """
-
-    def __init__(self, connections: int) -> None:
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._memory = memoryview(mmap.mmap(-1, connections * (_WORD + MAX_JOURNAL_BYTES), flags=flags))
-        self._lengths = self._memory[: connections * _WORD].cast("q")  #: -1: the request is too large
-        self._requests = self._memory[connections * _WORD :]
-
-    def is_complete(self, index: int) -> bool:
-        """Return whether the journal has every byte that was read of the last request."""
-        return self._lengths[index] > 0
-
-    def is_empty(self, index: int) -> bool:
-        """Return whether no byte of the last request has been read."""
-        return self._lengths[index] == 0
-
-    def begin(self, index: int) -> None:
-        """Discard the last request, before the next one is read."""
-        self._lengths[index] = 0
-
-    def append(self, index: int, data: memoryview) -> None:
-        """Append bytes of the current request."""
-        used = self._lengths[index]
-        if used < 0:
-            return
-        if used + len(data) > MAX_JOURNAL_BYTES:
-            self._lengths[index] = -1
-            return
-        self._slice(index, used, len(data))[:] = data
-        self._lengths[index] = used + len(data)
-
-    def restore(self, index: int, buffer: memoryview) -> int:
-        """Copy the last request into a buffer, which must be large enough, and return its size."""
-        size = self._lengths[index]
-        buffer[:size] = self._slice(index, 0, size)
-        return size
-
-    def _slice(self, index: int, start: int, size: int) -> memoryview:
-        base = index * MAX_JOURNAL_BYTES + start
-        return self._requests[base : base + size]

@@ -498,14 +498,17 @@ def test_a_slow_batch_gets_504_and_its_worker_is_replaced() -> None:
         assert batch.replica.request({"n": 9}, request_id=new_request_id()).json["n"] == 9
 
 
-@pytest.mark.parametrize("source", [STUCK, STUCK_ASYNC], ids=["sync", "async"])
-def test_requests_of_a_stuck_batch_are_retried_if_time_is_left(source: str) -> None:
+@pytest.mark.parametrize(("source", "status"), [(STUCK, 500), (STUCK_ASYNC, 200)], ids=["sync", "async"])
+def test_requests_of_a_stuck_batch_are_retried_if_it_can_be_cancelled(source: str, status: int) -> None:
     with batched(source, timeout_s=15.0) as batch:
         payloads = [{"n": n, "poison": n == 2} for n in range(6)]
 
         answers = batch.ask_together(payloads, ids={2: new_request_id(ago_s=13.0)})
 
-        assert [answer.status for answer in answers] == [504 if n == 2 else 200 for n in range(6)]
+        assert [answer.status for answer in answers] == [504 if n == 2 else status for n in range(6)]
+        if status == 500:
+            reason = "timed out after 15 s, in a batch with 4 other requests"
+            assert answers[0].json["error"] == f"the process that handled this request died: {reason}"
 
 
 def sockets_of(pid: int) -> set[str]:

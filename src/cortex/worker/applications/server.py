@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cortex.errors import UserError, type_name
@@ -91,9 +91,6 @@ class ApplicationServer:
         self.websocket_idle_s = limits.websocket_idle_s
         # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
         self.grace_ns = 0 if self.is_wsgi else blocked_grace_ns(limits.timeout_s)
-
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Ignore the requests of batches: applications have none."""
 
     # Start.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedServer
@@ -71,9 +71,6 @@ class CommandServer(ProxiedServer):
         self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
         self.websocket_idle_s = limits.websocket_idle_s
-
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Ignore the requests of batches: commands have none."""
 
     def handle(self, connection: Connection) -> None:
         """Pass on the request of a connection, whose head has arrived."""

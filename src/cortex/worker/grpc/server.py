@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -75,9 +75,6 @@ class GrpcServer:
         self.timeout_s = limits.timeout_s
         self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
         self.grace_ns = blocked_grace_ns(limits.timeout_s)
-
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Ignore the requests of batches: calls are never batched."""
 
     def handle(self, connection: Connection) -> None:
         """Begin the call of a request, whose head has arrived."""

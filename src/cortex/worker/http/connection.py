@@ -118,13 +118,9 @@ class ConnectionPool:
         sock: socket.socket,
         index: int,
         on_close: Callable[[Connection], None],
-        again: bool = False,
         once: bool = False,
     ) -> None:
-        """Serve a connection; with `again`, begin with the request that a previous process had when it died.
-
-        With `once`, close it after one response.
-        """
+        """Serve a connection; with `once`, close it after one response."""
         sock.setblocking(False)
         connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
         if once:
@@ -134,8 +130,6 @@ class ConnectionPool:
             self._release(connection)
         elif not self.is_paused:
             connection.resume()
-        if again:
-            connection.read_again()
 
     def set_paused(self, is_paused: bool) -> None:
         """Stop or resume reading requests: they stay in their sockets, where this process cannot take them down."""
@@ -227,7 +221,6 @@ class Connection:
         "_handle",
         "_headers_read",
         "_is_chunked",
-        "_journal",
         "_loop",
         "_on_close",
         "_parser",
@@ -290,7 +283,6 @@ class Connection:
         self._pool = pool
         self._loop = pool.loop
         self._shared = pool.shared_state
-        self._journal = pool.shared_state.journal
         self._recorder = pool.recorder
         self._exchanges = pool.exchanges
         self._answer: StreamedAnswer | None = None  #: the present one, if it is recorded
@@ -545,17 +537,9 @@ class Connection:
 
     # Reading. The parser calls the on_… methods.
 
-    def read_again(self) -> None:
-        """Begin with the request that a previous process had when it died."""
-        if self._journal is not None:
-            self._set_state(_READING)
-            self._feed(self._journal.restore(self.index, self._buffer))
-
     def _on_readable(self) -> None:
         is_new = self._state is _IDLE
         if is_new:
-            if self._journal is not None:
-                self._journal.begin(self.index)
             self._set_state(_READING)  # before the read: if the process dies in between, the connection was not idle
         data = None
         try:
@@ -579,8 +563,6 @@ class Connection:
         elif data is not None:
             self._receive_unparsed(data)
         elif self._state is _READING and not self._refused:
-            if self._journal is not None:
-                self._journal.append(self.index, self._buffer[:size])
             self._feed(size)
         else:
             self._receive_late(size)
@@ -600,8 +582,6 @@ class Connection:
 
     def _receive_rest(self, rest: memoryview, size: int) -> None:
         """Handle a further part of a large body, which was read to its place in the whole one."""
-        if self._journal is not None:
-            self._journal.append(self.index, rest[:size])
         self._rest = rest[size:]
         if not self._rest:
             self._body[:] = [self._whole]
@@ -610,8 +590,6 @@ class Connection:
 
     def _receive_unparsed(self, data: bytes) -> None:
         """Handle a further part of a large body that is passed on in parts."""
-        if self._journal is not None:
-            self._journal.append(self.index, memoryview(data))
         self._unparsed_bytes -= len(data)
         is_complete = not self._unparsed_bytes
         self.on_body(data)

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -36,8 +36,6 @@ from cortex.worker.requests.runner import Runner, blocked_grace_ns
 from cortex.worker.spec import ReplicaSpec
 
 _NS_PER_S = 1_000_000_000
-#: Suspects of a crash are forgotten after this time, when no client waits for them any more.
-_SUSPECTS_S = 300.0
 #: Keys of `batch_key` that are remembered while requests wait.
 _MAX_KEYS = 4096
 
@@ -203,21 +201,11 @@ class RequestBatcher:
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._groups: dict[bytes, int] = {}
-
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Add requests that were running when a process died, by request id, with the number of their group.
-
-        Each is only batched with others of its group, and one group runs at a time, so that the next crash identifies
-        the group that caused it.
-        """
-        self._groups |= {request_id.encode("latin-1"): group for request_id, group in groups.items()}
-        self._loop.call_later(_SUSPECTS_S, self._groups.clear)
 
     def may_call_single(self, now_ns: int) -> bool:
         """Return whether a request that arrives now may be called alone, on the event loop, without waiting."""
         is_free = self._runner.inline and not (self._waiting or self._running or self._is_scheduled)
-        return is_free and not (self._caller.is_async or self._groups) and self._timing.is_alone(now_ns)
+        return is_free and not self._caller.is_async and self._timing.is_alone(now_ns)
 
     def record_single(self, began_ns: int) -> None:
         """Record the call of such a request."""
@@ -253,8 +241,6 @@ class RequestBatcher:
     @property
     def _is_free(self) -> bool:
         """Return whether a thread is free, or one batch more is full: a thread continues with it at once."""
-        if self._groups:
-            return not self._running
         if self._running < self._threads:
             return True
         is_next = self._may_queue_next and not self._runner.inline and self._running == self._threads
@@ -292,24 +278,21 @@ class RequestBatcher:
         if self._caller.batch_key is not None:
             count = sum(waiting.key == key for waiting in self._waiting)
         size = self._timing.size(count)
-        group = self._groups.get(self._waiting[0].connection.request_id) if self._groups else None
         while self._waiting and len(chosen) < size:
             waiting = self._waiting.popleft()
             connection = waiting.connection
-            if waiting.key != key or (self._groups and self._groups.get(connection.request_id) != group):
+            if waiting.key != key:
                 others.append(waiting)
                 continue
             if not connection.open:
-                self._groups.pop(connection.request_id, None)
                 connection.call_over()  # it may have been in a batch that timed out
                 continue
             if waiting.deadline_ns <= now_ns:
-                self._groups.pop(connection.request_id, None)
                 self._settle_one(connection, self._caller.timed_out(", before it could run"))
                 continue
             chosen[connection] = waiting
         self._waiting.extendleft(reversed(others))
-        self._has_other_keys = bool(others) and self._caller.batch_key is not None
+        self._has_other_keys = bool(others)
         if not chosen:
             return
         connections, earliest_ns = list(chosen), min(waiting.deadline_ns for waiting in chosen.values())
@@ -368,9 +351,6 @@ class RequestBatcher:
 
     def _end(self, batch: RequestBatch) -> None:
         self._running -= 1
-        if self._groups:
-            for connection in batch.connections:
-                self._groups.pop(connection.request_id, None)
         waiting, self._next_size = len(self._waiting) + self._next_size, 0
         if len(self._waiting) >= self._timing.target and not self._runner.inline:
             self._begin_batches()  # the next batch runs while the responses of this one are written

@@ -17,7 +17,6 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -114,15 +113,12 @@ class MethodServer:
             return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
 
         self._decoders: ThreadPoolExecutor | None = None
-        self._batchers: list[RequestBatcher] = []
         if self._batched is not None:
             self._single = for_one(self._batched)
             self._batcher = batcher(self._caller, self._batched)
-            self._batchers.append(self._batcher)
         self._tensor_batcher: RequestBatcher | None = None
         if (joined := joined_method(spec, predictor, inference)) is not None:
             self._tensor_batcher = batcher(InferenceCaller(spec.api, predictor, inference), joined)
-            self._batchers.append(self._tensor_batcher)
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
@@ -131,15 +127,10 @@ class MethodServer:
         self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
         self._grace_ns = blocked_grace_ns(limits.timeout_s)
 
-    def set_suspects(self, groups: Mapping[str, int]) -> None:
-        """Bisect the requests of batches that killed a previous process; see `RequestBatcher.set_suspects`."""
-        for batcher in self._batchers:
-            batcher.set_suspects(groups)
-
     @property
     def batches(self) -> bool:
         """Return whether one call may answer several requests."""
-        return bool(self._batchers)
+        return self._batched is not None or self._tensor_batcher is not None
 
     def shutdown(self) -> None:
         """Wait for background tasks."""
