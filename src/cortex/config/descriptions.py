@@ -17,8 +17,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "readiness": (
             "RealtimeAPI only: the JSON body of a POST request that each new process must process before it "
-            "receives requests. If it fails, the version does not start. `readiness: sample.json`. With `type: "
-            "command`, the path at which the server answers a GET request while it is ready. `readiness: /health`"
+            "receives requests. `readiness: sample.json`. With `type: command`, the path of a GET request. "
+            "`readiness: /health`"
         ),
         "deployment": ("only in files with `kind: deployment`, where it is an entry of its own with a `name`"),
         "handler.type": (
@@ -123,18 +123,16 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "maximum size of a JSON submission, `10Mi` by default; NDJSON uploads have that of `max_stored_size`"
         ),
         "networking.max_stored_size": (
-            "AsyncAPI, BatchAPI and TaskAPI only: maximum size of what callers of the endpoint have stored: workloads, "
-            "items, results and dead letters. What has ended makes room, the oldest first; if that is too little, the "
-            "response is 503. Jobs of `cortex submit` and the Python client do not count. A workload counts as 1 KiB "
-            "more than its body, a job as at least 16 KiB"
+            "AsyncAPI, BatchAPI and TaskAPI only: maximum size of what callers of the endpoint have stored: "
+            "workloads, items, results and dead letters. What has ended makes room, the oldest first; "
+            "otherwise the response is 503"
         ),
         "networking.max_batch_size": (
             "BatchAPI only: maximum size of a batch in bytes: its items as JSON and the commas between them"
         ),
         "networking.sticky": (
-            "RealtimeAPI only: a cookie sends all requests of a client to the same process, for code that keeps "
-            "the state of a session in memory. On by itself for an application whose file imports `gradio`. "
-            "Only in files of the current form"
+            "RealtimeAPI only: a cookie sends all requests of a client to the same process. On by itself for"
+            " an application whose file imports `gradio`. Only in files of the current form"
         ),
         "networking.access_log": "the gateway writes one JSON line per request to the access log",
         "networking.auth": (
@@ -144,9 +142,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
             "whether `<endpoint>/openapi.json` and the page `<endpoint>/docs` describe the API. They need no API key"
         ),
         "networking.on_disconnect": (
-            "RealtimeAPI only: for a call whose client disconnects: `finish` lets it run to its end, `cancel` cancels"
-            " it if it is `async def`, a generator, or asks `cortex.cancelled()`, and `kill` also kills its process"
-            " if it still runs a second later. Only in files of the current form"
+            "RealtimeAPI only: what becomes of a call whose client disconnects: it runs to its end, is "
+            "cancelled, or its process is also killed if it still runs a second later. Only in files of the "
+            "current form"
         ),
         "networking.websocket_idle_timeout": (
             "`type: asgi` and `command` only: the longest time without a message in either direction on a WebSocket, "
@@ -171,19 +169,17 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "networking.cors.headers": "the headers that requests of these pages may have",
         "networking.cors.credentials": "whether requests of these pages may have cookies",
         "networking.local_paths": (
-            "BatchAPI only: folders on the operator's machine that submissions through the endpoint may read "
-            "and write, because the endpoint requires no operator token. `cortex submit` and the Python "
-            "client may use any folder. Symbolic links in such a folder that lead out of it are errors"
+            "BatchAPI only: folders on the operator's machine that submissions through the endpoint may read"
+            " and write. `cortex submit` and the Python client may use any folder"
         ),
         "networking.buckets": (
-            "BatchAPI only: buckets, or folders in buckets, that submissions through the endpoint may read and write "
-            "with the operator's credentials, because the endpoint requires no operator token. `cortex submit` and "
-            "the Python client may use any bucket. `buckets: [s3://my-bucket/inbox]`"
+            "BatchAPI only: buckets, or folders in buckets, that submissions through the endpoint may read "
+            "and write. `cortex submit` and the Python client may use any bucket. `buckets: "
+            "[s3://my-bucket/inbox]`"
         ),
         "networking.webhook_hosts": (
-            "BatchAPI and TaskAPI only: hosts, addresses and networks that webhooks of submissions through the endpoint"
-            " may reach besides public addresses: `webhook_hosts: [hooks.internal, 10.0.0.0/8]`. With `cortex submit` "
-            "and the Python client, webhooks may reach any host"
+            "BatchAPI and TaskAPI only: hosts, addresses and networks that webhooks of submissions through "
+            "the endpoint may reach besides public addresses. `webhook_hosts: [hooks.internal, 10.0.0.0/8]`"
         ),
         "compute.cpu": "cores",
         "compute.mem": "memory",
