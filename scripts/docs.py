@@ -18,6 +18,8 @@ from cortex.config.json_schema import json_schema
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 SCHEMA = ROOT / "docs" / "reference" / "cortex.schema.json"
+#: Options of many commands, which the page explains once.
+COMMON = {"-e": "environment to use; default: the default environment", "-o": "output format: pretty or json"}
 MARKER = "<!-- Below this line: written by `make docs` from the commands themselves. -->\n"
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -105,11 +107,14 @@ def parameters(name: str, actions: list[argparse.Action]) -> Iterator[str]:
     """Yield how a command is called, and the table of what it takes."""
     arguments = [action for action in actions if not action.option_strings]
     options = [action for action in actions if action.option_strings]
-    words = [name, *map(placeholder, arguments), *(["[OPTIONS]"] if options else [])]
+    common = [action for action in options if COMMON.get(action.option_strings[0]) == help_of(action)]
+    own = [action for action in options if action not in common]
+    usual = [f"[{action.option_strings[0]} {value_name(action)}]" for action in common]
+    words = [name, *map(placeholder, arguments), *(["[OPTIONS]"] if own else []), *usual]
     yield f"```sh\n{' '.join(words)}\n```\n"
-    if actions:
+    if arguments or own:
         yield "| | | default |\n|---|---|---|"
-        for action in arguments + options:
+        for action in arguments + own:
             yield f"| {spelled(action)} | {cell(help_of(action))} | {default(action)} |"
         yield ""
 
