@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,11 +19,10 @@ from cortex.errors import InputError
 from cortex.gateway.base import Gateway
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
-from cortex.home import Home
 from cortex.installation import Installation
-from cortex.state.queries.key_values import KeyValueStore
+from cortex.operator.context import OperatorContext
+from cortex.operator.replicas.preparations import Preparations
 from cortex.state.revision import Revision
-from cortex.telemetry import Logger
 
 if TYPE_CHECKING:
     from cortex.cluster.engine import ClusterEngine
@@ -46,28 +45,24 @@ class Infrastructure:
 
     engine: Engine
     gateway: Gateway
-    prepare: Callable[[Revision], Awaitable[Prepared]]  #: prepares environment and models of a revision
+    preparations: Preparations  #: of environments and models
     gateway_secret: str = ""  #: authenticates the gateway to replicas that it reaches over TCP
     cluster: Cluster | None = None
 
 
-def create_infrastructure(
-    home: Home,
-    installation: Installation,
-    listening: GatewaySettings,
-    facts: KeyValueStore,
-    epoch: int,
-    on_fleet_change: Callable[[], None],
-    logger: Logger,
-) -> Infrastructure:
-    """Return engine and gateway of an installation; `on_fleet_change` is as in `GatewayFleet`.
+def create_infrastructure(context: OperatorContext, certificate: str) -> Infrastructure:
+    """Return engine and gateway of an installation; `certificate` is a PEM file, "" without TLS.
 
     Raises: InputError if `own_address` does.
     """
+    home, installation, facts, logger = context.home, context.installation, context.facts, context.logger
+    listening = GatewaySettings(context.settings.host, context.settings.gateway_port, certificate=certificate)
     gateway = HaproxyGateway(home, listening)
+    wake = context.wakes.both
     if installation.engine == "local":
         engine = LocalEngine(home, os.environ, logger, python=sys.executable)
-        return Infrastructure(engine, gateway, partial(prepare_revision, home, os.environ))
+        prepare = partial(prepare_revision, home, os.environ)
+        return Infrastructure(engine, gateway, Preparations(prepare, wake, time.time, logger))
     # Lazy imports: operators of one machine start sooner, with less memory.
     from cortex.cluster.credentials import ClusterCredentials  # noqa: PLC0415
     from cortex.cluster.engine import ClusterEngine  # noqa: PLC0415
@@ -79,7 +74,7 @@ def create_infrastructure(
     secret = facts.put_if_absent("cluster_secret", secrets.token_hex(32))
     cluster_id = facts.put_if_absent("cluster_id", secrets.token_hex(4))
     address = installation.ray_address or ""
-    credentials = ClusterCredentials(secret, own_address(installation), installation.node_port, epoch)
+    credentials = ClusterCredentials(secret, own_address(installation), installation.node_port, context.epoch or 1)
     start = NodeStart(cluster_id, credentials.for_nodes, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
     nodes = nodes_in_database(facts) if installation.database else nodes_in_file(home.run_dir / "nodes.json")
@@ -93,13 +88,14 @@ def create_infrastructure(
         placer,
         settings,
         credentials.identity,
-        epoch,
+        context.epoch or 1,
         home.run_dir,
         logger,
-        on_fleet_change,
+        wake,
     )
     cluster = Cluster(cluster_engine, placer, fleet)
-    return Infrastructure(cluster_engine, fleet, _prepare_nothing, credentials.gateway_secret, cluster)
+    preparations = Preparations(_prepare_nothing, wake, time.time, logger)
+    return Infrastructure(cluster_engine, fleet, preparations, credentials.gateway_secret, cluster)
 
 
 async def _prepare_nothing(revision: Revision) -> Prepared:

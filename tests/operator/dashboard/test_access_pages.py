@@ -12,7 +12,7 @@ import pytest
 from fastapi import APIRouter
 
 from cortex.lifecycle import AuditResult, TokenScope
-from cortex.operator.access.keys import Keys
+from cortex.operator.access.keys import ActiveKeys, Keys
 from cortex.operator.dashboard.pages.access import ENTRIES, audit_pages, key_pages, token_pages
 from cortex.state.queries.apis import ApiStore
 from cortex.state.queries.audit import AuditEntry, AuditStore
@@ -46,7 +46,7 @@ def publisher() -> Publisher:
 def dashboard(tmp_path: Path, publisher: Publisher) -> Iterator[ServedDashboard]:
     def routers(parts: Parts) -> list[APIRouter]:
         apis = ApiStore(parts.engine)
-        keys = Keys(KeyStore(parts.engine), publisher)
+        keys = Keys(ActiveKeys(KeyStore(parts.engine)), publisher)
         return [
             key_pages(keys, apis, parts.pages),
             token_pages(parts.tokens, apis, parts.pages),

@@ -20,7 +20,7 @@ from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
-from cortex.operator.replicas.routing import server_name
+from cortex.operator.replicas.routing import RouteSettings, server_name
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState
 from cortex.state.database import open_jobs_sqlite, open_sqlite
@@ -66,7 +66,7 @@ class Scene:
             lambda: [KEY],
             Signatures(self.signatures, logger),
             logger,
-            gateway_secret="secret",
+            route_settings=RouteSettings(gateway_secret="secret"),
             was_lost_with_node=lambda replica_id: replica_id in self.lost_with_node,
             clock=self._clock,
         )

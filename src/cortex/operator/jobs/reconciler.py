@@ -85,7 +85,9 @@ class JobReconciler:
         worker_token: Callable[[str], str],
         logger: Logger,
         clock: Callable[[], float] = time.time,
+        awake: asyncio.Event | None = None,
     ) -> None:
+        """Create a loop; `awake` requests a pass, and others may set it, too."""
         self._home = home
         self._apis = apis
         self._store = store
@@ -104,7 +106,7 @@ class JobReconciler:
         self._submitting: list[Revision] = []
         self._uploads: set[str] = set()
         self._enqueuing: dict[str, asyncio.Task[None]] = {}
-        self._awake = asyncio.Event()
+        self._awake = awake or asyncio.Event()
         self._next_clean = 0.0
         self._next_expiry = 0.0
         self._cleaning: asyncio.Task[None] | None = None

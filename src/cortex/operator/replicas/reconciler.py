@@ -46,7 +46,7 @@ from cortex.operator.replicas.plan import (
 )
 from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.operator.replicas.routing import RoutePublisher, routes_of, server_name
+from cortex.operator.replicas.routing import RoutePublisher, RouteSettings, routes_of, server_name
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
@@ -69,13 +69,12 @@ class Reconciler:
         job_revisions: Returns the revisions that jobs still need, besides those of the APIs.
         keys: Returns the API keys that the gateway accepts.
         signatures: Stores the signatures that replicas and job workers report.
-        gateway_secret: Authenticates the gateway at replicas that it reaches over TCP.
-        v2_at_root: Whether gateways also answer the Open Inference Protocol at `/v2`.
-        connections_per_address: Limit of gateways for one address; 0 lets each choose it by its memory.
+        route_settings: What the routing table has for the whole installation.
         gateway_count: Returns the number of gateways that serve the routes.
         canary_percents: Returns the percentage for the newest revision of each API whose newest revision is tried.
         was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
         clock: Returns UNIX seconds.
+        awake: Requests a pass; others may set it, too.
     """
 
     def __init__(
@@ -91,13 +90,12 @@ class Reconciler:
         signatures: Signatures,
         logger: Logger,
         *,
-        gateway_secret: str = "",
-        v2_at_root: bool = False,
-        connections_per_address: int = 0,
+        route_settings: RouteSettings = RouteSettings(),
         gateway_count: Callable[[], int] = lambda: 1,
         canary_percents: Callable[[Iterable[ApiRecord]], Mapping[str, int]] = lambda records: {},
         was_lost_with_node: Callable[[str], bool] = lambda replica_id: False,
         clock: Callable[[], float] = time.time,
+        awake: asyncio.Event | None = None,
     ) -> None:
         self._home = home
         self._store = store
@@ -109,9 +107,7 @@ class Reconciler:
         self._keys = keys
         self._signatures = signatures
         self._logger = logger
-        self._gateway_secret = gateway_secret
-        self._v2_at_root = v2_at_root
-        self._connections_per_address = connections_per_address
+        self._route_settings = route_settings
         self._gateway_count = gateway_count
         self._canary_percents = canary_percents
         self._was_lost_with_node = was_lost_with_node
@@ -119,7 +115,7 @@ class Reconciler:
         self._projects = ProjectFolders(home)
         self._routed_apis = RoutedApis(signatures, self._projects)
         self._publisher = RoutePublisher(gateway, self._notify_changed, logger)
-        self._awake = asyncio.Event()
+        self._awake = awake or asyncio.Event()
         self._changed = asyncio.Event()
         self._retiring: dict[str, asyncio.Task[None] | None] = {}  #: None: new routes must be published first
         self._known: dict[str, Replica] = {}  #: active replicas of the last pass
@@ -200,12 +196,7 @@ class Reconciler:
             self._routed_apis.names(records),
             self._canary_percents(records),
         )
-        return replace(
-            table,
-            gateway_secret=self._gateway_secret,
-            v2_at_root=self._v2_at_root,
-            connections_per_address=self._connections_per_address,
-        )
+        return replace(table, **self._route_settings._asdict())
 
     async def publish_now(self) -> None:
         """Publish the current routes and wait until they are in force."""

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from cortex.config.schema import COMMAND, REQUEST_HANDLERS, Api, Networking
 from cortex.errors import GatewayError
@@ -43,6 +44,14 @@ _RETRY_S = 0.5
 FAILING_AFTER_S = 10.0
 #: A table not in force after this time is late. Most tables take milliseconds.
 LATE_AFTER_S = 0.3
+
+
+class RouteSettings(NamedTuple):
+    """What the routing table has for the whole installation."""
+
+    gateway_secret: str = ""  #: authenticates the gateway at replicas that it reaches over TCP
+    v2_at_root: bool = False  #: gateways also answer the Open Inference Protocol at `/v2`
+    connections_per_address: int = 0  #: limit of gateways for one address; 0: each chooses it by its memory
 
 
 def routes_of(
