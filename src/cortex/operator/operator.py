@@ -158,34 +158,21 @@ class Operator:
 
     def _server(self, identity: OperatorIdentity) -> uvicorn.Server:
         """Return the server of the operator's HTTP API."""
-        context, infrastructure = self._context, self._infrastructure
-        jobs, replicas, monitoring, access = self._jobs, self._replicas, self._monitoring, self._access
         services = Services(
             home=self._home,
             identity=identity,
-            apis=context.apis,
-            engine=infrastructure.engine,
-            gateway=self._gateway,
+            apis=self._context.apis,
+            infrastructure=self._infrastructure,
             model_agent=self._model_agent,
-            cluster=infrastructure.cluster,
-            reconciler=replicas.reconciler,
-            deployer=self._deploys.deployer,
-            keys=access.keys,
-            tokens=access.tokens,
-            audit_log=access.audit_log,
-            jobs=jobs.service,
-            async_apis=jobs.async_apis,
-            schedules=jobs.schedules,
-            autoscaler=replicas.autoscaler,
-            metrics=monitoring.metrics,
-            tracking=monitoring.tracking,
-            trials=replicas.trials,
-            documentation=replicas.documentation,
-            load=monitoring.load,
+            jobs=self._jobs,
+            replicas=self._replicas,
+            monitoring=self._monitoring,
+            deploys=self._deploys,
+            access=self._access,
             shut_down=self._shut_down,
         )
         app = create_app(services, self._settings.host, self._certificate.has_name, _logger)
-        return create_server(app, self._certificate.context, access.tokens.check_validity)
+        return create_server(app, self._certificate.context, self._access.tokens.check_validity)
 
     def _jobs_server(self) -> JobsServer:
         """Return the server of the private socket for the gateway and the workers."""

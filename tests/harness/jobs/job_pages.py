@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlencode
 
@@ -62,9 +63,9 @@ class JobPages:
         self._tokens = Tokens(TokenStore(made.databases[0]), "secret")
         self._sessions = Sessions(self._tokens)
         identity = OperatorIdentity(Identity.of(1), "http://127.0.0.1:8889", "http://127.0.0.1:8888")
-        given = {name: getattr(self, name) for name in ("home", "apis", "jobs", "schedules", "async_apis")} | {
-            "identity": identity
-        }
+        jobs = SimpleNamespace(service=self.jobs, schedules=self.schedules, async_apis=self.async_apis)
+        infrastructure = SimpleNamespace(cluster=None)
+        given = {"home": home, "apis": self.apis, "identity": identity, "jobs": jobs, "infrastructure": infrastructure}
         empty: dict[str, Any] = dict.fromkeys(field.name for field in fields(Services))
         self.services = Services(**(empty | given))
         shown = Pages("127.0.0.1:8889")

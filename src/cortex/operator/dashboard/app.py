@@ -41,9 +41,9 @@ def create_dashboard(services: Services, sessions: Sessions, logger: Logger) -> 
         job_pages(services, pages),
         workload_pages(services, pages),
         schedule_pages(services, pages),
-        key_pages(services.keys, services.apis, pages),
-        token_pages(services.tokens, services.apis, pages),
-        audit_pages(services.audit_log, pages),
+        key_pages(services.access.keys, services.apis, pages),
+        token_pages(services.access.tokens, services.apis, pages),
+        audit_pages(services.access.audit_log, pages),
         cluster_pages(lambda: describe_machines(services), pages),
     )
     return with_sessions(routers, services.identity.url, sessions, pages, logger)

@@ -57,7 +57,7 @@ _NAME = re.compile(r"[a-z][-a-z0-9]{0,63}")
 def deploy_routes(services: Services) -> APIRouter:
     """Return the routes that change APIs."""
     router = APIRouter(prefix="/v1")
-    deployer = services.deployer
+    deployer = services.deploys.deployer
 
     @router.post("/deploy")
     async def deploy(
@@ -102,8 +102,8 @@ def deploy_routes(services: Services) -> APIRouter:
         `force` is accepted and ignored: the CLI asks its user.
         """
         result = await deployer.delete(api, keep_cache)
-        await services.jobs.api_deleted(api, keep_cache)
-        await services.reconciler.settled(api, _ROUTES_S)  # callers rely on it: the endpoint is gone on return
+        await services.jobs.service.api_deleted(api, keep_cache)
+        await services.replicas.reconciler.settled(api, _ROUTES_S)  # callers rely on it: the endpoint is gone on return
         return asdict(result)
 
     return router
@@ -130,14 +130,14 @@ def api_routes(services: Services) -> APIRouter:
     async def wait(api: str, timeout: Annotated[float, Query(ge=0, le=_MAX_WAIT_S)] = 30.0) -> Json:
         """Return one API as soon as it is no longer `updating`, or after `timeout` seconds."""
         services.api(api)
-        await services.reconciler.settled(api, timeout)
+        await services.replicas.reconciler.settled(api, timeout)
         return await describe_api(services, services.api(api))
 
     @router.get("/{api}/history")
     async def history(api: str) -> list[Json]:
         """Return the revisions of an API that a rollback can deploy again, the newest first."""
         record = services.api(api)
-        trial = services.trials.describe(record)
+        trial = services.replicas.trials.describe(record)
         return [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
 
     @router.get("/{api}/logs")
@@ -172,9 +172,9 @@ def api_routes(services: Services) -> APIRouter:
             "api": api,
             "requested": wanted_replicas(record),
             "policy": asdict(ScalingPolicy.of(record.spec)),
-            "decisions": [decision.to_json() for decision in services.autoscaler.decisions(api)],
-            "canary": services.trials.describe(record),
-            "status": services.reconciler.state(record).to_json(),
+            "decisions": [decision.to_json() for decision in services.replicas.autoscaler.decisions(api)],
+            "canary": services.replicas.trials.describe(record),
+            "status": services.replicas.reconciler.state(record).to_json(),
         }
 
     @router.post("/{api}/feedback")
@@ -184,7 +184,7 @@ def api_routes(services: Services) -> APIRouter:
         counts_classes = require_tracker(record).model_type == CLASSIFICATION
         body = await read_body(request, MAX_FEEDBACK_BYTES, fix="post it in parts")
         truths = await asyncio.to_thread(parse_feedback, body, counts_classes)
-        return await asyncio.to_thread(services.tracking.add_feedback, record, truths)
+        return await asyncio.to_thread(services.monitoring.tracking.add_feedback, record, truths)
 
     return router
 
@@ -192,8 +192,8 @@ def api_routes(services: Services) -> APIRouter:
 def promote_revision(services: Services, api: str, by: str) -> DeployResult:
     """Promote the canary of an API. Raises: NotFoundError; ConflictError without a trial."""
     record = services.api(api)
-    services.trials.promote(record, by)
-    services.reconciler.wake()
+    services.replicas.trials.promote(record, by)
+    services.replicas.reconciler.wake()
     return DeployResult(api, f"promoting revision {record.number} of {api}")
 
 
@@ -203,7 +203,7 @@ async def _finish(request: Request, services: Services, results: Sequence[Deploy
         record_change(request, result.error or result.message, result.api, is_done=not result.error)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ROUTES_S):
-            await services.reconciler.publish_now()  # callers rely on it: the endpoints exist on return
+            await services.replicas.reconciler.publish_now()  # callers rely on it: the endpoints exist on return
     return [asdict(result) for result in results]
 
 
@@ -211,17 +211,17 @@ async def describe_api(services: Services, record: ApiRecord) -> Json:
     """Return one API, with its latest jobs if it runs jobs."""
     described = _describe(services, record, await _metrics(services, [record]))
     if record.spec.kind.runs_jobs:
-        jobs = await services.jobs.list(record.name)
-        described |= (await services.jobs.summaries()).get(record.name, NO_JOBS)
-        described["schedule"] = await services.schedules.describe(record)
+        jobs = await services.jobs.service.list(record.name)
+        described |= (await services.jobs.service.summaries()).get(record.name, NO_JOBS)
+        described["schedule"] = await services.jobs.schedules.describe(record)
         name = "task_job_statuses" if record.spec.kind is ApiKind.TASK else "batch_job_statuses"
         described[name] = await asyncio.to_thread(lambda: [status_json(job) for job in jobs])
-    if record.spec.kind.has_replicas and (room := services.autoscaler.room(record)) is not None:
+    if record.spec.kind.has_replicas and (room := services.replicas.autoscaler.room(record)) is not None:
         described["room"] = asdict(room)
-    if (recording := await services.metrics.recording(record)) is not None:
+    if (recording := await services.monitoring.metrics.recording(record)) is not None:
         described["recording"] = recording
     if record.spec.tracker is not None:
-        described["tracker"] = await asyncio.to_thread(services.tracking.describe, record)
+        described["tracker"] = await asyncio.to_thread(services.monitoring.tracking.describe, record)
     return described
 
 
@@ -229,7 +229,7 @@ async def describe_apis(services: Services, only: str | None = None) -> list[Jso
     """Return every API, or `only` the one of this name."""
     records = [record for record in services.apis.records() if only in (None, record.name)]
     metrics = await _metrics(services, records)
-    jobs = await services.jobs.summaries() if any(record.spec.kind.runs_jobs for record in records) else {}
+    jobs = await services.jobs.service.summaries() if any(record.spec.kind.runs_jobs for record in records) else {}
     return [
         _describe(services, record, metrics) | (jobs.get(record.name, NO_JOBS) if record.spec.kind.runs_jobs else {})
         for record in records
@@ -238,7 +238,9 @@ async def describe_apis(services: Services, only: str | None = None) -> list[Jso
 
 async def _memory(services: Services, api: str) -> list[Json]:
     """Return the memory of each replica. The kernel visits each page for it: not for routes that clients poll."""
-    used = {replica: each.memory for replica, each in (await services.metrics.usage()).items() if each.api == api}
+    used = {
+        replica: each.memory for replica, each in (await services.monitoring.metrics.usage()).items() if each.api == api
+    }
     return [
         {
             "replica": replica,
@@ -252,13 +254,13 @@ async def _memory(services: Services, api: str) -> list[Json]:
 
 async def _metrics(services: Services, records: list[ApiRecord]) -> dict[str, Json]:
     try:
-        stats = await services.gateway.stats()
+        stats = await services.infrastructure.gateway.stats()
     except GatewayError as error:
         _logger.warning("gateway statistics are unavailable", error=error)
         return {}
     realtime = [record.name for record in records if record.spec.kind is ApiKind.REALTIME]
     try:
-        aborted = await services.metrics.aborted(realtime)
+        aborted = await services.monitoring.metrics.aborted(realtime)
     except DatabaseUnavailableError:
         aborted = {}
     return {
@@ -275,25 +277,25 @@ async def _metrics(services: Services, records: list[ApiRecord]) -> dict[str, Js
 
 def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -> Json:
     versions = services.apis.versions(record.name)
-    models = describe_models(services.reconciler.statuses(record.name))
+    models = describe_models(services.replicas.reconciler.statuses(record.name))
     endpoint = services.identity.gateway_url + record.spec.networking.endpoint
     return {
         "spec": _without_secrets(record.spec, services.home.projects_dir / record.target.project_hash),
-        "status": services.reconciler.state(record).to_json(),
+        "status": services.replicas.reconciler.state(record).to_json(),
         "metrics": metrics.get(record.name, {}),
-        "open_workloads": services.jobs.open_workloads(record.name),
+        "open_workloads": services.jobs.service.open_workloads(record.name),
         "endpoint": endpoint,
-        "needs_key": services.documentation.needs_key(record),
-        "docs": f"{endpoint}/docs" if services.documentation.has_page(record) else None,
+        "needs_key": services.replicas.documentation.needs_key(record),
+        "docs": f"{endpoint}/docs" if services.replicas.documentation.has_page(record) else None,
         "deployment": record.deployment,
         "api_id": record.api_id,
         "revision": record.revision,
         "revision_number": record.number,
         "live_revision_number": record.live_number,
-        "canary": services.trials.describe(record),
-        "scaling_shortage": services.autoscaler.shortage(record),
+        "canary": services.replicas.trials.describe(record),
+        "scaling_shortage": services.replicas.autoscaler.shortage(record),
         "models": models,
-        "models_without_code": services.documentation.models_without_code(record),
+        "models_without_code": services.replicas.documentation.models_without_code(record),
         "realtime_model_metadata": as_metadata(models) if models else None,
         "last_updated": record.updated_at.isoformat(),
         "api_versions": [

@@ -42,16 +42,16 @@ def create_app(services: Services, host: str, is_own_name: HostCheck, logger: Lo
     app.include_router(operator_routes(services))
     app.include_router(deploy_routes(services))
     app.include_router(api_routes(services))
-    app.include_router(job_routes(services.jobs, services.log_sources))
-    app.include_router(key_routes(services.keys))
-    app.include_router(token_routes(services.tokens))
-    app.include_router(audit_routes(services.audit_log))
-    app.include_router(documentation_routes(services.documentation, services.identity.gateway_url))
-    sessions = Sessions(services.tokens)
+    app.include_router(job_routes(services.jobs.service, services.log_sources))
+    app.include_router(key_routes(services.access.keys))
+    app.include_router(token_routes(services.access.tokens))
+    app.include_router(audit_routes(services.access.audit_log))
+    app.include_router(documentation_routes(services.replicas.documentation, services.identity.gateway_url))
+    sessions = Sessions(services.access.tokens)
     app.include_router(_code_routes(sessions))
     app.mount(PREFIX, _Dashboard(services, sessions, logger))
-    app.add_middleware(AuthMiddleware, tokens=services.tokens, host=host, is_own_name=is_own_name)
-    app.add_middleware(AuditMiddleware, log=services.audit_log)  # around the other, so that it records refusals
+    app.add_middleware(AuthMiddleware, tokens=services.access.tokens, host=host, is_own_name=is_own_name)
+    app.add_middleware(AuditMiddleware, log=services.access.audit_log)  # around the other, so that it records refusals
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -176,7 +176,7 @@ def operator_routes(services: Services) -> APIRouter:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Return all metrics in the Prometheus text format."""
-        return Response(await services.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await services.monitoring.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/v1/shutdown")
     async def shutdown(all: bool = False) -> Json:
@@ -188,8 +188,10 @@ def operator_routes(services: Services) -> APIRouter:
 
 
 def _status(services: Services) -> Json:
-    identity, cluster, model_agent_pid = services.identity, services.cluster, services.model_agent.pid
-    replicas = sorted((status for _, status in services.engine.replicas().values()), key=lambda status: status.id)
+    identity, cluster, model_agent_pid = services.identity, services.infrastructure.cluster, services.model_agent.pid
+    replicas = sorted(
+        (status for _, status in services.infrastructure.engine.replicas().values()), key=lambda status: status.id
+    )
     return {
         "operator": {
             "pid": identity.pid,
@@ -198,9 +200,9 @@ def _status(services: Services) -> Json:
             "started_at": identity.started_at,
         },
         "gateway": {
-            "pid": services.gateway.pid,
+            "pid": services.infrastructure.gateway.pid,
             "url": identity.gateway_url,
-            "refused_connections": services.gateway.refused_connections,
+            "refused_connections": services.infrastructure.gateway.refused_connections,
         },
         "gateways": cluster.fleet.describe() if cluster else [],
         "cluster": cluster and {"problem": cluster.placer.reason, "nodes": _nodes_up(services)},
@@ -210,5 +212,5 @@ def _status(services: Services) -> Json:
 
 
 def _nodes_up(services: Services) -> list[str]:
-    links = services.cluster.engine.nodes if services.cluster else {}
+    links = services.infrastructure.cluster.engine.nodes if services.infrastructure.cluster else {}
     return sorted(host for host, link in links.items() if link.is_up)

@@ -121,7 +121,7 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_apis(request: Request) -> Response:
         """Show every API that the session's token permits."""
         described = await describe_apis(services, only=request.state.principal.api)
-        queues = await services.async_apis.queue_states()
+        queues = await services.jobs.async_apis.queue_states()
         rows = [_row(services, api, queues.get(api["spec"]["name"])) for api in described]
         rows.sort(key=lambda row: (_ORDER.index(row.status), row.name))
         return pages.page(request, "apis.html", rows=rows, total=_total(rows))
@@ -131,8 +131,8 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
         """Show one API."""
         record = services.api(api)
         described = await describe_api(services, record)
-        statuses = [status for _, status in services.engine.replicas().values() if status.api == api]
-        usage = await services.metrics.recent_usage()
+        statuses = [status for _, status in services.infrastructure.engine.replicas().values() if status.api == api]
+        usage = await services.monitoring.metrics.recent_usage()
         range = range if range in RANGES else next(iter(RANGES))
         return pages.page(
             request,
@@ -144,7 +144,7 @@ def api_pages(services: Services, pages: Pages) -> APIRouter:
             ranges=RANGES,
             replicas=_replicas(statuses, usage),
             targets=[(each, await api_row(services, each.name)) for each in _targets(services, record)],
-            decisions=[decision.to_json() for decision in notable(services.autoscaler.decisions(api))],
+            decisions=[decision.to_json() for decision in notable(services.replicas.autoscaler.decisions(api))],
             tab="overview",
         )
 
@@ -159,12 +159,12 @@ async def api_row(services: Services, name: str) -> ApiRow:
 
 def _row(services: Services, api: Json, queue: QueueState | None = None) -> ApiRow:
     name = api["spec"]["name"]
-    samples = services.load.samples(name)[-_SPARK_SAMPLES:]
-    recent = services.load.recent(name, _ERRORS_S)
+    samples = services.monitoring.load.samples(name)[-_SPARK_SAMPLES:]
+    recent = services.monitoring.load.recent(name, _ERRORS_S)
     errors = recent.server_errors_per_s / recent.requests_per_s if recent.requests_per_s > 0 else math.nan
     values = [sample.requests_per_s if sample else math.nan for _, sample in samples]
     oldest_at = queue.oldest_at if queue else None
-    return ApiRow(api, services.load.recent(name), errors, sparkline(values), oldest_at)
+    return ApiRow(api, services.monitoring.load.recent(name), errors, sparkline(values), oldest_at)
 
 
 def _total(rows: list[ApiRow]) -> Json:
@@ -196,7 +196,7 @@ def notable(decisions: Sequence[Decision]) -> list[Decision]:
 
 
 def _charts(services: Services, api: str, shown: ChartRange) -> list[Json]:
-    found = services.load.samples(api, shown.is_day)[-shown.count :]
+    found = services.monitoring.load.samples(api, shown.is_day)[-shown.count :]
     samples = [sample or ApiSample() for _, sample in found]
 
     def line(name: str, css: str, field: str, is_filled: bool = False) -> ChartLine:

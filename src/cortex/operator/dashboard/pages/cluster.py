@@ -105,13 +105,16 @@ def cluster_pages(describe: Callable[[], Awaitable[ClusterView]], pages: Pages) 
 
 async def describe_machines(services: Services) -> ClusterView:
     """Return the machines of an operator."""
-    usage = await services.metrics.recent_usage()
+    usage = await services.monitoring.metrics.recent_usage()
     used = {name: each.memory.proportional_bytes or each.memory.resident_bytes for name, each in usage.items()}
-    replicas = [PlacedReplica(spec, status, used.get(spec.id)) for spec, status in services.engine.replicas().values()]
+    replicas = [
+        PlacedReplica(spec, status, used.get(spec.id))
+        for spec, status in services.infrastructure.engine.replicas().values()
+    ]
     replicas.sort(key=lambda replica: replica.spec.id)
-    cluster = services.cluster
+    cluster = services.infrastructure.cluster
     if cluster is None:
-        return view_of_machine(services.engine.devices(), replicas)
+        return view_of_machine(services.infrastructure.engine.devices(), replicas)
     connections = {
         host: NodeConnection(node.is_up, node.silent_s, "" if node.is_up else node.problem)
         for host, node in cluster.engine.nodes.items()

@@ -147,7 +147,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         """Show the jobs that the session's token permits, newest first."""
         only = request.state.principal.api
         chosen = JobFilter(only or api.strip() or None, STATUSES.get(status, frozenset()), before)
-        found = await services.jobs.list(chosen, PAGE_JOBS + 1)
+        found = await services.jobs.service.list(chosen, PAGE_JOBS + 1)
         deployed = [each for each in services.apis.records() if only in (None, each.name)]
         names = {each.name for each in deployed if each.spec.kind.runs_jobs} | set(filter(None, [chosen.api]))
         return pages.page(
@@ -166,7 +166,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_job(request: Request, api: str, job: str) -> Response:
         """Show the progress of a job, and its errors."""
         row = await job_row(services, api, job)
-        errors = await services.jobs.errors(api, job) if row.view.record.counts.failed else []
+        errors = await services.jobs.service.errors(api, job) if row.view.record.counts.failed else []
         return pages.page(
             request,
             "jobs/job.html",
@@ -183,8 +183,8 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     ) -> Response:
         """Show the batches of a job that failed for good."""
         row = await job_row(services, api, job)
-        found = await services.jobs.read_dead_letters(api, job, after, PAGE_LETTERS)
-        has_more = bool(found and await services.jobs.read_dead_letters(api, job, found[-1].seq, 1))
+        found = await services.jobs.service.read_dead_letters(api, job, after, PAGE_LETTERS)
+        has_more = bool(found and await services.jobs.service.read_dead_letters(api, job, found[-1].seq, 1))
         retries = await _retries(services, api, job)
         return pages.page(
             request,
@@ -222,7 +222,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
     @router.post("/jobs/{api}/{job}/stop")
     async def stop(request: Request, api: str, job: str) -> Response:
         """Stop the job, and abandon its running batches."""
-        await services.jobs.stop(api, job)
+        await services.jobs.service.stop(api, job)
         return done(request, job_path(api, job), f"stopped job {job}")
 
     @router.post("/jobs/{api}/{job}/retry")
@@ -231,7 +231,7 @@ def job_pages(services: Services, pages: Pages) -> APIRouter:
         seq = form_of(request).get("seq")
         if seq is not None and not (seq.isascii() and seq.isdigit() and len(seq) < 10):
             raise InputError(f"{seq[:20]!r} is not the number of a dead letter")
-        retried = await services.jobs.retry_failed(api, job, seq=None if seq is None else int(seq))
+        retried = await services.jobs.service.retry_failed(api, job, seq=None if seq is None else int(seq))
         what = job if seq is None else f"batch {seq} of {job}"
         record_change(request, f"{what} as {retried.id}", api)
         return done(request, job_path(api, retried.id), f"submitted as a retry of {what}")
@@ -252,12 +252,12 @@ def _shown(letter: DeadLetter, retries: Sequence[JobRow]) -> ShownLetter:
 
 
 async def _retries(services: Services, api: str, job: str) -> list[JobRow]:
-    return await _rows(services, await services.jobs.retries(api, job))
+    return await _rows(services, await services.jobs.service.retries(api, job))
 
 
 async def job_row(services: Services, api: str, job: str) -> JobRow:
     """Return what every page of a job shows. Raises: NotFoundError."""
-    (row,) = await _rows(services, [await services.jobs.get(api, job)])
+    (row,) = await _rows(services, [await services.jobs.service.get(api, job)])
     return row
 
 

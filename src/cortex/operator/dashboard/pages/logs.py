@@ -46,7 +46,7 @@ def log_pages(services: Services, pages: Pages) -> APIRouter:
             id=id,
             replica=replica,
             count=lines,
-            replicas=sorted(s.id for _, s in services.engine.replicas().values() if s.api == api),
+            replicas=sorted(s.id for _, s in services.infrastructure.engine.replicas().values() if s.api == api),
         )
 
     return router

@@ -50,7 +50,7 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_history(request: Request, api: str) -> Response:
         """Show the revisions, the newest first."""
         row, record = await api_row(services, api), services.api(api)
-        trial = services.trials.describe(record)
+        trial = services.replicas.trials.describe(record)
         entries = [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
         return pages.page(request, "api_history.html", row=row, tab="history", entries=entries)
 
@@ -61,7 +61,9 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise InputError(f"{number[:20]!r} is not the number of a revision")
         session = session_of(request)
-        result = await services.deployer.rollback(api, int(number), by=session.caller, principal=session.principal)
+        result = await services.deploys.deployer.rollback(
+            api, int(number), by=session.caller, principal=session.principal
+        )
         return _finish(request, api, result)
 
     @router.post("/promote")
@@ -72,7 +74,7 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
     @router.post("/refresh")
     async def refresh(request: Request, api: str) -> Response:
         """Replace every replica."""
-        return _finish(request, api, await services.deployer.refresh(api, False))
+        return _finish(request, api, await services.deploys.deployer.refresh(api, False))
 
     return router
 

@@ -41,7 +41,7 @@ def schedule_pages(services: Services, pages: Pages) -> APIRouter:
     @router.post("/{api}/run")
     async def run(request: Request, api: str) -> Response:
         """Submit the job of a schedule now."""
-        job = await services.schedules.run_now(services.api(api))
+        job = await services.jobs.schedules.run_now(services.api(api))
         record_change(request, job.id, api)
         return done(request, job_path(api, job.id), f"submitted the job of the schedule of {api}")
 
@@ -49,7 +49,7 @@ def schedule_pages(services: Services, pages: Pages) -> APIRouter:
 
 
 async def _row(services: Services, record: ApiRecord) -> ScheduleRow:
-    schedule = await services.schedules.describe(record)
+    schedule = await services.jobs.schedules.describe(record)
     assert schedule is not None
     try:
         last = await job_row(services, record.name, schedule["last_job_id"] or "")

@@ -60,7 +60,7 @@ def workload_pages(services: Services, pages: Pages) -> APIRouter:
     @router.get("")
     async def show_queues(request: Request) -> Response:
         """Show the queue of each AsyncAPI that the session's token permits."""
-        only, states = request.state.principal.api, await services.async_apis.queue_states()
+        only, states = request.state.principal.api, await services.jobs.async_apis.queue_states()
         names = [each.name for each in services.apis.records() if each.spec.kind is ApiKind.ASYNC]
         queues = {name: states.get(name, _EMPTY) for name in sorted(names) if only in (None, name)}
         return pages.page(request, "jobs/queues.html", queues=queues)
@@ -69,14 +69,14 @@ def workload_pages(services: Services, pages: Pages) -> APIRouter:
     async def show_workloads(request: Request, api: str, status: str = "", id: str = "") -> Response:
         """Show the latest workloads of an API; with an id, open that one."""
         chosen = WorkloadStatus(status) if status in set(WorkloadStatus) else None
-        found = await services.async_apis.recent(api, chosen, MAX_WORKLOADS)
+        found = await services.jobs.async_apis.recent(api, chosen, MAX_WORKLOADS)
         if id.strip():
             return RedirectResponse(f"{PREFIX}/workloads/{api}/{_parse(id)}", 303)
         return pages.page(
             request,
             "jobs/workloads.html",
             api=api,
-            queue=(await services.async_apis.queue_states()).get(api, _EMPTY),
+            queue=(await services.jobs.async_apis.queue_states()).get(api, _EMPTY),
             rows=[_row(view, _MAX_LISTED) for view in found],
             statuses=list(WorkloadStatus),
             status=chosen,
@@ -86,7 +86,7 @@ def workload_pages(services: Services, pages: Pages) -> APIRouter:
     @router.get("/{api}/{workload}")
     async def show_workload(request: Request, api: str, workload: str) -> Response:
         """Show one workload, with its result or its error."""
-        view = await services.async_apis.get(api, _parse(workload), 0.0)
+        view = await services.jobs.async_apis.get(api, _parse(workload), 0.0)
         if view is None:
             raise UnknownWorkloadError(workload[:100])
         result = shown_json(view.value) if view.status is WorkloadStatus.COMPLETED else ""
