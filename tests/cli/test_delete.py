@@ -9,14 +9,10 @@ import pytest
 
 from harness.installations.command_line import cortex
 from harness.installations.terminal import on_terminal
+from harness.jobs.job_data import api
 from harness.jobs.job_operator import Operator
 
 pytestmark = pytest.mark.processes
-
-
-def api(code: str = "live", ready: int = 0, **more: Any) -> dict[str, Any]:
-    counts = {"requested": ready, "updated": {"ready": ready}, "stale": {"ready": 0}}
-    return {"spec": {"name": "sum"}, "status": {"status_code": code, "replica_counts": counts}, **more}
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +24,14 @@ def deletions(operator: Operator) -> None:
 @pytest.mark.parametrize(
     ("described", "options", "question"),
     [
-        (api(ready=1), [], "sum has 1 ready replica; delete it? [y/N]"),
-        (api(), [], "sum is live; delete it? [y/N]"),
+        (api(), [], "sum has 1 ready replica; delete it? [y/N]"),
+        (api(ready=0), [], "sum is live; delete it? [y/N]"),
         (
-            api(batch_job_statuses=[{}], running_jobs=2),
+            api(ready=0, batch_job_statuses=[{}], running_jobs=2),
             [],
             "sum is live and has jobs, 2 of them running, which will be deleted with their results; delete it? [y/N]",
         ),
-        (api(task_job_statuses=[{}]), ["-c"], "sum is live and has jobs; delete it? [y/N]"),
+        (api(ready=0, task_job_statuses=[{}]), ["-c"], "sum is live and has jobs; delete it? [y/N]"),
         (api(ready=2, open_workloads=1), [], "sum has 2 ready replicas and has 1 unfinished workload; delete it?"),
     ],
 )
@@ -50,7 +46,7 @@ def test_asks_on_a_terminal_before_it_deletes_an_api_that_is_in_use(
 
 
 def test_does_not_ask_if_nothing_is_in_use_or_with_force_or_without_a_terminal(operator: Operator, home: Path) -> None:
-    operator.respond("GET /v1/apis/sum", api("error"), api("live", ready=1))
+    operator.respond("GET /v1/apis/sum", api(ready=0, code="error"), api())
     assert on_terminal(home, "delete", "sum").splitlines() == ["deleting sum"]
     assert on_terminal(home, "delete", "sum", "--force").splitlines() == ["deleting sum"]
     assert cortex(home, "delete", "sum").stdout == "deleting sum\n"

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cortex.lifecycle import JobStatus
+from cortex.lifecycle import ApiKind, JobStatus
 from harness.installations.command_line import CORTEX, cortex, environ
-from harness.jobs.job_data import BEGAN, JOB_ID, job, letter, status
+from harness.jobs.job_data import JOB_ID, api, job, letter, status
 from harness.jobs.job_operator import Operator
 
 pytestmark = pytest.mark.processes
@@ -23,9 +22,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_get_shows_a_table_for_each_kind(operator: Operator, home: Path) -> None:
-    operator.respond("GET /v1/apis", [realtime("iris"), batch("sum", running_jobs=1, latest_job_id=JOB_ID)])
+    operator.respond("GET /v1/apis", [api("iris"), api("sum", ApiKind.BATCH, running_jobs=1, latest_job_id=JOB_ID)])
     both = cortex(home, "get").stdout.splitlines()
-    operator.respond("GET /v1/apis", [batch("sum")])
+    operator.respond("GET /v1/apis", [api("sum", ApiKind.BATCH)])
     only = cortex(home, "get").stdout.splitlines()
 
     assert both[0].split()[:4] == ["env", "realtime", "api", "status"]
@@ -38,8 +37,10 @@ def test_get_shows_a_table_for_each_kind(operator: Operator, home: Path) -> None
 
 def test_get_of_an_api_lists_its_latest_jobs(operator: Operator, home: Path) -> None:
     jobs = [status(succeeded=5), status(JobStatus.STOPPED)]
-    operator.respond("GET /v1/apis/sum", batch("sum", batch_job_statuses=jobs, running_jobs=1, latest_job_id=JOB_ID))
-    operator.respond("GET /v1/apis/new", batch("new", batch_job_statuses=[]))
+    operator.respond(
+        "GET /v1/apis/sum", api("sum", ApiKind.BATCH, batch_job_statuses=jobs, running_jobs=1, latest_job_id=JOB_ID)
+    )
+    operator.respond("GET /v1/apis/new", api("new", ApiKind.BATCH, batch_job_statuses=[]))
 
     shown = cortex(home, "get", "sum").stdout
     empty = cortex(home, "get", "new").stdout
@@ -157,17 +158,17 @@ def test_logs_of_a_job_are_printed_and_a_job_is_stopped_once(operator: Operator,
 
 
 def test_empty_logs_are_explained(operator: Operator, home: Path) -> None:
-    logged, silent, splitter = realtime("logged"), realtime("silent"), realtime("split")
+    logged, silent, splitter = api("logged"), api("silent"), api("split")
     logged["spec"] |= {"networking": {"access_log": True}}
     splitter["spec"] |= {"kind": "TrafficSplitter"}
-    for api in (logged, silent, splitter):
-        path = f"GET /v1/apis/{api['spec']['name']}"
-        operator.respond(path, api)
+    for each in (logged, silent, splitter):
+        path = f"GET /v1/apis/{each['spec']['name']}"
+        operator.respond(path, each)
         operator.respond(f"{path}/logs?follow=false&access=true", b"")
         operator.respond(f"{path}/logs?follow=false&request=1-2", b"")
 
-    def told(api: str, *options: str) -> str:
-        done = cortex(home, "logs", api, *options)
+    def told(name: str, *options: str) -> str:
+        done = cortex(home, "logs", name, *options)
         assert (done.returncode, done.stdout) == (0, "")
         return done.stderr
 
@@ -189,7 +190,7 @@ def test_empty_logs_are_explained(operator: Operator, home: Path) -> None:
 
 
 def test_incomplete_logs_are_reported_as_incomplete(operator: Operator, home: Path) -> None:
-    operator.respond("GET /v1/apis/long", realtime("long"))
+    operator.respond("GET /v1/apis/long", api("long"))
     path = "GET /v1/apis/long/logs?follow=false"
     operator.respond(path, b"line\n" * 999, b"line\n" * 1000)
     operator.respond(f"{path}&tail=1000", b"line\n" * 1000)
@@ -197,18 +198,3 @@ def test_incomplete_logs_are_reported_as_incomplete(operator: Operator, home: Pa
     assert cortex(home, "logs", "long").stderr == ""
     assert cortex(home, "logs", "long").stderr == "only the last 1,000 lines are shown; use --tail N for more\n"
     assert cortex(home, "logs", "long", "--tail", "1000").stderr == ""
-
-
-def batch(name: str, **changes: Any) -> dict[str, Any]:
-    return {**realtime(name), "spec": {"name": name, "kind": "BatchAPI"}, **changes}
-
-
-def realtime(name: str) -> dict[str, Any]:
-    counts = {"requested": 1, "updated": {"ready": 1}, "stale": {"ready": 0}}
-    return {
-        "spec": {"name": name, "kind": "RealtimeAPI"},
-        "status": {"message": "live", "replica_counts": counts, "failure": None},
-        "metrics": {},
-        "endpoint": f"http://127.0.0.1:8888/{name}",
-        "last_updated": BEGAN.isoformat(),
-    }

@@ -18,31 +18,28 @@ from cortex.cli.tables.jobs import (
     workers_table,
 )
 from cortex.lifecycle import ApiKind, JobStatus
-from harness.jobs.job_data import BEGAN, JOB_ID, letter, status
+from harness.jobs.job_data import BEGAN, JOB_ID, api, letter, status
 
 NOW = BEGAN + timedelta(seconds=65)
 
 
-def api(name: str = "sum", **changes: Any) -> dict[str, Any]:
-    made = {
-        "spec": {"name": name, "kind": "BatchAPI"},
-        "status": {"message": "live"},
-        "last_updated": BEGAN.isoformat(),
-        "running_jobs": 0,
-        "latest_job_id": None,
-    }
-    return {**made, **changes}
+def batch_api(name: str = "sum", **changes: Any) -> dict[str, Any]:
+    return api(name, ApiKind.BATCH, **{"running_jobs": 0, "latest_job_id": None, **changes})
 
 
 def test_apis_that_run_jobs_have_their_own_columns() -> None:
-    assert apis_table(ApiKind.BATCH, "local", [api(running_jobs=2, latest_job_id=JOB_ID), api("new")], NOW) == (
+    assert apis_table(
+        ApiKind.BATCH, "local", [batch_api(running_jobs=2, latest_job_id=JOB_ID), batch_api("new")], NOW
+    ) == (
         ["env", "batch api", "running jobs", "latest job id", "last update"],
         [["local", "sum", "2", JOB_ID, "1m"], ["local", "new", "0", "-", "1m"]],
     )
 
 
 def test_the_status_column_is_shown_while_an_api_is_not_live() -> None:
-    headers, rows = apis_table(ApiKind.BATCH, "local", [api(), api("new", status={"message": "error"})], NOW)
+    headers, rows = apis_table(
+        ApiKind.BATCH, "local", [batch_api(), batch_api("new", status={"message": "error"})], NOW
+    )
 
     assert headers[1:3] == ["batch api", "status"]
     assert [row[2] for row in rows] == ["live", "error"]

@@ -21,10 +21,15 @@ REQUEST_ID = re.compile(r"\d{13}-\d+-\d+")
 async def test_requests_reach_the_server_of_their_path(home: Home) -> None:
     async with world(home) as w:
         await w.gateway.startup(
-            table(backend("iris", await w.server("a")), backend("mnist", await w.server("b"), endpoint="/v1/m"))
+            table(
+                backend("iris", await w.server("a")),
+                backend("mnist", await w.server("b"), endpoint="/v1/m"),
+                backend("root", await w.server("c"), endpoint="/"),
+            )
         )
         for target, name in [
             ("/iris", "a"), ("/iris/", "a"), ("/iris/info", "a"), ("/iris?x=%20y&z", "a"), ("/v1/m", "b"),
+            ("/", "c"), ("/info", "c"),
         ]:  # fmt: skip
             answer = await ask(w.port, target)
             assert (answer.status, answer.json()["server"], answer.json()["url"]) == (200, name, target)

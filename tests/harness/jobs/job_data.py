@@ -1,4 +1,4 @@
-"""Jobs in the JSON format of the operator, built with its own encoder."""
+"""APIs and jobs in the JSON format of the operator; jobs are built with its own encoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from cortex.jobs.http.view import JobView, WorkerCounts, job_json
 from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
-from cortex.lifecycle import JobStatus
+from cortex.lifecycle import ApiKind, JobStatus
 
 #: The submission time of every job in this module.
 BEGAN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -25,6 +25,21 @@ _RECORD = JobRecord(
     started_at=BEGAN.timestamp() + 1,
     counts=JobCounts(batches=100, items=1000),
 )
+
+
+def api(
+    name: str = "sum", kind: ApiKind = ApiKind.REALTIME, ready: int = 1, code: str = "live", **changes: Any
+) -> dict[str, Any]:
+    """Return an API; `changes` replace its sections, or are added."""
+    counts = {"requested": ready, "updated": {"ready": ready}, "stale": {"ready": 0}}
+    return {
+        "spec": {"name": name, "kind": kind},
+        "status": {"status_code": code, "message": code, "replica_counts": counts, "failure": None},
+        "metrics": {},
+        "endpoint": f"http://127.0.0.1:8888/{name}",
+        "last_updated": BEGAN.isoformat(),
+        **changes,
+    }
 
 
 def job(status: JobStatus = JobStatus.RUNNING, workers: WorkerCounts | None = None, **changes: Any) -> dict[str, Any]:
