@@ -171,7 +171,8 @@ async def test_a_man_in_the_middle_is_detected() -> None:
 
 
 @pytest.mark.parametrize("data", [b'{"hello": "cortex-node 3"}\n{"put": "in"}\n', b"\x16\x03\x01", b"\0" * 4096])
-async def test_data_injected_before_tls_fails_the_handshake(data: bytes) -> None:
+async def test_data_injected_before_tls_fails_the_handshake(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
     async with echo([]) as far:
 
         async def serve(reader: StreamReader, writer: StreamWriter) -> None:

@@ -67,6 +67,7 @@ def alarms(
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("settings", "draw", "baseline"),
     [
