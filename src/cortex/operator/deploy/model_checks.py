@@ -35,6 +35,8 @@ from cortex.storage.client import is_remote, store_name
 TIMEOUT_S = 30.0
 #: A store that takes longer to name a first file at a location does not answer.
 _SAMPLE_TIMEOUT_S = 5.0
+#: Time after which a store is asked whether it answers, besides the listing that still runs.
+_LIST_SOON_S = 1.0
 _PARALLEL = 8
 #: Maximum of invalid models per folder that are shown in full.
 _SHOWN_MODELS = 5
@@ -150,7 +152,7 @@ async def _check(
 async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) -> _Inspection:
     listing = asyncio.create_task(list_models(prefix, environ))
     try:
-        await asyncio.wait({listing}, timeout=min(_SAMPLE_TIMEOUT_S, deadline - time.monotonic()))
+        await asyncio.wait({listing}, timeout=min(_LIST_SOON_S, deadline - time.monotonic()))
         # It may be large, or empty, or the store does not answer at all.
         if not listing.done() and (error := await _absence(prefix.url, environ)):
             return _Inspection(error=error)
