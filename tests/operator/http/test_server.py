@@ -29,7 +29,7 @@ async def serving(answers: asyncio.Event, check_validity: Callable[[Any], None] 
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/permitted"):
-            scope["state"]["principal"] = "ci"
+            scope["state"]["principal"] = scope["query_string"].decode() or "ci"
         if scope["path"] == "/permitted/stream":
             await receive()
         if scope["path"] != "/permitted/now":
@@ -152,10 +152,27 @@ async def test_a_connection_that_is_reset_before_it_is_accepted_counts_as_any_ot
             writer.transport.abort()
 
 
+STREAM = b"GET /permitted/stream?%b HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n\r\n"
+
+
+async def test_a_token_gives_up_a_place_only_if_it_has_more_than_half_of_them() -> None:
+    async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
+        half = server.MAX_CONNECTIONS // 2
+        held = [*await send(port, STREAM % b"many", half + 1), *await send(port, STREAM % b"few", half - 1)]
+        await asyncio.gather(*(reader.readuntil(b"100 Continue\r\n\r\n") for reader, _ in held))
+        ((reader, _),) = await send(port, GET % b"/permitted/now")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        with contextlib.suppress(ConnectionError):
+            assert await held[0][0].read() == b""
+        answers.set()
+        for stream, _ in held[1:]:
+            assert (await stream.readline()).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_requests_that_their_token_permits_keep_their_connections() -> None:
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
-        request = b"GET /permitted/stream HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n\r\n"
-        held = await send(port, request, server.MAX_CONNECTIONS)
+        half = server.MAX_CONNECTIONS // 2
+        held = [*await send(port, STREAM % b"one", half), *await send(port, STREAM % b"two", half)]
         await asyncio.gather(*(reader.readuntil(b"100 Continue\r\n\r\n") for reader, _ in held))
         ((reader, _),) = await send(port, GET % b"/permitted/now")
         with contextlib.suppress(ConnectionError):
@@ -219,8 +236,7 @@ async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.Monke
             raise UnauthorizedError("revoked")
 
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event(), check_validity) as port:
-        request = b"GET /permitted/stream HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\n\r\n"
-        ((reader, writer),) = await send(port, request)
+        ((reader, writer),) = await send(port, STREAM % b"")
         await reader.readuntil(b"100 Continue\r\n\r\n")
         revoked.append("ci")
         with contextlib.suppress(ConnectionError):

@@ -104,8 +104,9 @@ class _Protocol(_BaseProtocol):
         self.idle_since = self.loop.time()
         self.loop.call_later(CHECK_S, self._check)
         if len(self.connections) > MAX_CONNECTIONS:
-            others = [other for other in self.connections if isinstance(other, _Protocol) and not other.is_permitted]
-            choose_victim(others or [self]).abort()
+            held = [other for other in self.connections if isinstance(other, _Protocol)]
+            others = [other for other in held if not other.is_permitted]
+            choose_victim((_most_of_one_token(held) if others == [self] else []) or others or [self]).abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_in_head:
@@ -142,10 +143,10 @@ class _Protocol(_BaseProtocol):
 
         The middlewares that check it set the principal, and answer at once if they refuse it.
         """
-        return self.transport.is_closing() or self._principal is not None
+        return self.transport.is_closing() or self.principal is not None
 
     @property
-    def _principal(self) -> Principal | None:
+    def principal(self) -> Principal | None:
         """Return the principal of the request that is served."""
         served = self._served
         return None if served is None or served.response_complete else served.scope["state"].get("principal")
@@ -164,7 +165,7 @@ class _Protocol(_BaseProtocol):
         if self.transport.is_closing():
             return
         self.loop.call_later(CHECK_S, self._check)
-        principal = self._principal
+        principal = self.principal
         if principal is None:
             if self.loop.time() - self.idle_since > ANONYMOUS_S:
                 self.abort()
@@ -190,6 +191,15 @@ def choose_victim(connections: Sequence[C]) -> C:
     """Return the connection to close: of the peer that has most of them, the one that has been idle longest."""
     counts = Counter(connection.peer for connection in connections)
     return min(connections, key=lambda connection: (-counts[connection.peer], connection.idle_since))
+
+
+def _most_of_one_token(connections: Sequence[_Protocol]) -> list[_Protocol]:
+    """Return the connections of a token or session that has more than half of all; they make room, too."""
+    counts = Counter(each.principal for each in connections if each.principal is not None)
+    for principal, count in counts.most_common(1):
+        if count > MAX_CONNECTIONS // 2:
+            return [each for each in connections if each.principal == principal]
+    return []
 
 
 def _peer_of(transport: asyncio.Transport) -> Peer:
