@@ -129,7 +129,7 @@ class Client(JobClient):
         force: bool = True,
         wait: bool = False,
     ) -> dict[str, Any]:
-        """Deploy a class, or a function of `config`, as a TaskAPI and set `definition.path`.
+        """Deploy a class, or a function of `config`, as a TaskAPI and set the path in its `definition`.
 
         Otherwise like `deploy_realtime_api`.
         """

@@ -185,7 +185,7 @@ class NodeClient:
     async def access(
         self, api: str, request: str | None, tail: int, follow: bool
     ) -> AsyncGenerator[list[Mapping[str, Any]], None]:
-        """Yield batches of the access log of the node's gateway; see `gateway.access_source`."""
+        """Yield batches of the access log of the node's gateway; see `LocalAccess.access`."""
         message_out = {"purpose": "access", "api": api, "request": request, "tail": tail, "follow": follow}
         found: list[Mapping[str, Any]] = []
         async with self._request(message_out) as connection:

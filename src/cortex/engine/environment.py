@@ -99,7 +99,7 @@ class PreparedEnvironment:
 
 
 async def prepare_revision(home: Home, environ: Mapping[str, str], revision: Revision) -> Prepared:
-    """Build the environment of `target` and fetch its model. The output of installers goes to the API's logs.
+    """Build the environment of a revision and fetch its model. The output of installers goes to the API's logs.
 
     Raises: EnvironmentBuildError, StorageError, ConfigError.
     """
@@ -129,7 +129,7 @@ async def prepare_setup(
 
 
 def setup_of(revision: Revision) -> Setup:
-    """Return what every machine must prepare before it can run replicas of `target`."""
+    """Return what every machine must prepare before it can run replicas of a revision."""
     handler = revision.spec.handler
     files = handler.dependencies
     paths = files.pip, files.conda, files.shell

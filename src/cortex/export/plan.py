@@ -44,7 +44,7 @@ class ImageEnvironment:
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """A model on the exporting machine: its path there, and its files relative to `root` ("" of the image: `/`)."""
+    """A model of the exporting machine: its location, absolute or in the project."""
 
     location: str
     is_absolute: bool

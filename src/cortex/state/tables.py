@@ -204,7 +204,7 @@ metric_totals = Table(
     "metric_totals",
     metadata,
     Column("api", PortableText(64), ForeignKey("apis.name", ondelete="CASCADE"), primary_key=True),
-    Column("key", PortableText, primary_key=True),  # replica.metrics.series_key
+    Column("key", PortableText, primary_key=True),  # worker.monitoring.metrics.series_key
     Column("value", Float, nullable=False),
     sqlite_with_rowid=False,
 )

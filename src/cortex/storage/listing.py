@@ -43,9 +43,9 @@ async def walk(
 ) -> AsyncGenerator[list[StoredObject], None]:
     """Yield the object at `url`, or all objects below it, in batches, so that memory stays bounded.
 
-    Markers of non-empty folders are left out. Objects that cannot be downloaded have a `flaw`, such as links out of
-    the local folder `root` (default: `url`). Objects of a bucket are sorted. Close the generator if you leave early.
-    Raises: StorageError.
+    Markers of non-empty folders are left out. Objects that cannot be downloaded have a `StoredObject.flaw`,
+    such as links out of the local folder `root` (default: `url`). Objects of a bucket are sorted. Close the generator
+    if you leave early. Raises: StorageError.
     """
     location = Location.of(url)
     if location.scheme == "file":

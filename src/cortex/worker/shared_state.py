@@ -37,7 +37,8 @@ The worker makes these transitions (`worker/http/connection.py`):
     any                         the gateway closes, or cut off: user code is over   closed
     IDLE                        the process retires                                 released, stays open
 
-The supervisor acts when a process dies or a deadline passes (`supervisor/connection_table.py`, `request_worker.py`):
+The supervisor acts when a process dies or a deadline passes (`supervisor/connection_table.py`,
+`supervisor/request_worker_slot.py`):
 
     state       the process dies                               the deadline passes
     IDLE        kept for the next process                      -

@@ -1,1 +1,4 @@
-"""One module per command, imported when it runs: `configure(parser)` adds its arguments, `run` executes it."""
+"""One module per command, imported when it runs.
+
+`configure(parser)` adds its arguments, `run(arguments, session)` executes it.
+"""

@@ -71,7 +71,7 @@ def load_jobs_class(spec: ReplicaSpec, models: LocalModels) -> BatchCode:
 
 
 class RequestApi:
-    """An API whose methods answer requests. Its user code runs on the thread that calls `run`."""
+    """An API whose methods answer requests. Its user code runs on the thread that calls `runner.run`."""
 
     def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
         self._spec = spec
@@ -96,7 +96,7 @@ class RequestApi:
         self.open()
 
     def open(self) -> None:
-        """Begin to accept requests; call it again after `run` has returned."""
+        """Begin to accept requests; call it again after `runner.run` has returned."""
         durations = CallDurations(self._shared_state)
         self.runner = Runner(self._loop, self._spec.threads, durations, always_threads=True)
         self._server = self._new_server()

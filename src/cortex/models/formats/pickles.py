@@ -154,7 +154,7 @@ class _SkippedBytes:
 
 
 class _Source:
-    """The file that `genops` reads: within limits, and without long values."""
+    """The file that `pickletools.genops` reads: within limits, and without long values."""
 
     def __init__(self, stream: _Peekable, limit_bytes: int) -> None:
         self._stream = stream

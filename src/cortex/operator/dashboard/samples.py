@@ -106,7 +106,7 @@ def quantile(q: float, buckets: Buckets) -> float:
 
 
 def duration_buckets(numbers: Mapping[str, float]) -> dict[float, float]:
-    """Return the histogram of request durations in an API's series, by the keys of `replica.metrics`."""
+    """Return the histogram of request durations in an API's series, by the keys of `worker.monitoring.metrics`."""
     buckets: dict[float, float] = {}
     for key, value in numbers.items():
         series = parse_key(key) if _DURATION in key else None

@@ -49,7 +49,7 @@ class MetricTotals:
         self._end(folder.name)
 
     def of(self, api: str, without: str = "") -> dict[str, float]:
-        """Return an API's numbers by the keys of `replica.metrics`; counters never decrease.
+        """Return an API's numbers by the keys of `worker.monitoring.metrics`; counters never decrease.
 
         `without` is a revision whose running replicas are left out.
         """

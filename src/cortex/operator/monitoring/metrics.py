@@ -248,7 +248,7 @@ def initial_series(spec: Api) -> dict[str, float]:
 
 
 def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoint]:
-    """Yield the lines of the series counted by an API's processes; `numbers` has the keys of `replica.metrics`."""
+    """Yield the lines of an API's series; `numbers` has the keys of `worker.monitoring.metrics`."""
     buckets: dict[tuple[str, Labels], dict[float, float]] = {}
     sums: dict[tuple[str, Labels], float] = {}
     for key, value in numbers.items():

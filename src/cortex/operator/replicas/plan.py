@@ -142,7 +142,7 @@ PreparationStates = Mapping[RevisionKey, Preparation]
 
 
 def wanted_replicas(record: ApiRecord, revision: Revision | None = None) -> int:
-    """Return the desired number of replicas of an API, or of `target` while its newest revision can't take over.
+    """Return the desired number of replicas of an API, or of `revision` while the newest one can't take over.
 
     A revision that never served, or that fails, gets at least one replica, to detect when it becomes ready. An API that
     runs jobs has none.

@@ -38,7 +38,7 @@ class RunnableModel(Protocol):
 
     @property
     def signature(self) -> ModelSignature:
-        """Return its inputs and outputs; `description` says what was found in its files."""
+        """Return its inputs and outputs."""
         ...
 
     def infer(self, inputs: Arrays, outputs: Sequence[str] = ()) -> Arrays:

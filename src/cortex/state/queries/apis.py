@@ -145,7 +145,7 @@ class ApiStore:
                 self._store(connection, change)
 
     def mark_serving(self, name: str, revision: Revision) -> None:
-        """Record that `target` became ready and clear its failure; ignored if the API was deleted."""
+        """Record that `revision` became ready and clear its failure; ignored if the API was deleted."""
         with self._writing() as connection:
             if connection.execute(select(apis.c.name).where(apis.c.name == name)).one_or_none() is None:
                 return

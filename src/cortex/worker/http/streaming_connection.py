@@ -1,6 +1,6 @@
 """A connection whose requests reach the application from their head on, while their body arrives.
 
-Ordinary connections (`connection.py`) deliver a request once it is complete. Here the pool's `handle` is called
+Ordinary connections (`connection.py`) deliver a request once it is complete. Here the pool's server is called
 after the head and sets `call`. The body is read as fast as the application takes it. The states in shared memory are
 those of `shared_state`, and mean the same to the supervisor.
 """
