@@ -45,7 +45,6 @@ _END_S = 0.7
 _TICK_S = 5.0
 #: Deadlines are moved by at least this much, and not for each part of a body.
 _PROGRESS_NS = 10_000_000
-_NS_PER_S = 1_000_000_000
 _NEVER_NS = 1 << 62
 _RESTARTS = "the service restarts"
 #: Exceptions by which frameworks report that the client disconnected.
@@ -87,7 +86,7 @@ class ApplicationServer:
         """Set the limits of subsequent requests."""
         self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
-        self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self.timeout_ns = int(limits.timeout_s * 1e9)
         self.websocket_idle_s = limits.websocket_idle_s
         # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
         self.grace_ns = 0 if self.is_wsgi else blocked_grace_ns(limits.timeout_s)
@@ -167,7 +166,7 @@ class ApplicationServer:
             if self._deadline_timer is not None:
                 self._deadline_timer.cancel()
             self._next_deadline_ns = deadline_ns
-            delay_s = max(0.0, (deadline_ns - time.monotonic_ns()) / _NS_PER_S)
+            delay_s = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
             self._deadline_timer = self.loop.call_later(delay_s, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
@@ -282,7 +281,7 @@ class _RunningCall:
     @property
     def _silence_ns(self) -> int:
         is_open = isinstance(self.call, WebSocketCall) and self.call.is_accepted
-        return int(self._server.websocket_idle_s * _NS_PER_S) if is_open else self._server.timeout_ns
+        return int(self._server.websocket_idle_s * 1e9) if is_open else self._server.timeout_ns
 
     def _extend_shared(self) -> None:
         """Move the deadline at which the supervisor considers the event loop blocked."""
@@ -290,7 +289,7 @@ class _RunningCall:
             if self._waits:
                 self._connection.extend(_NEVER_NS)
                 return
-            silence_ns = min(self._silence_ns, max(self._server.timeout_ns, int(2 * _TICK_S * _NS_PER_S)))
+            silence_ns = min(self._silence_ns, max(self._server.timeout_ns, int(2 * _TICK_S * 1e9)))
             self._connection.extend(time.monotonic_ns() + silence_ns + self._server.grace_ns)
 
     # Deadline.
@@ -380,7 +379,7 @@ class _RunningCall:
         if self._span is not None and not self._span.is_over:
             self._span.end("connection_closed" if self.call.was_closed else "")
         over_ns = self.call.over_ns or time.monotonic_ns()
-        self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / _NS_PER_S)
+        self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / 1e9)
 
     @property
     def _id(self) -> str:

@@ -37,7 +37,6 @@ _DEATH_S = 0.5
 _CONNECT_S = 5.0
 #: The proxy itself can't be stuck in user code: the supervisor has no deadline to enforce.
 _NEVER_NS = 1 << 62
-_NS_PER_S = 1_000_000_000
 #: Size of a response's head. Longer ones could fill the memory of this process.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -345,10 +344,10 @@ class CommandCall:
     # Time.
 
     def _touch(self, silence_s: float | None = None) -> None:
-        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._server.timeout_s) * _NS_PER_S)
+        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._server.timeout_s) * 1e9)
 
     def _delay_s(self) -> float:
-        delay_s = (self._deadline_ns - time.monotonic_ns()) / _NS_PER_S
+        delay_s = (self._deadline_ns - time.monotonic_ns()) / 1e9
         if not self._upstream.is_connected:
             delay_s = min(delay_s, self._connect_until - self._loop.time())
         return max(0.0, delay_s)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 #: What a server has sent before its end is passed on within this time.
 FLUSH_S = 0.02
-_NS_PER_S = 1_000_000_000
 
 
 class CommandConnection(StreamingConnection):
@@ -76,7 +75,7 @@ class CommandServer(ProxiedServer):
         """Pass on the request of a connection, whose head has arrived."""
         assert isinstance(connection, StreamingConnection)
         now_ns = time.monotonic_ns()
-        timeout_ns = int(self.timeout_s * _NS_PER_S)
+        timeout_ns = int(self.timeout_s * 1e9)
         waited_ns = connection.gateway_wait_ns(now_ns)
         connection.arrived_ns = now_ns - min(waited_ns, timeout_ns)
         if waited_ns >= timeout_ns:

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
 #: User code waits while more bytes of its messages than this wait for the gateway.
 MAX_UNSENT_BYTES = 256 * 1024
 _JSON = b"application/json"
-_NS_PER_S = 1_000_000_000
 _NEVER_NS = 1 << 62
 #: Interval at which the deadline of a stream on a thread is checked once it has passed.
 _CHECK_NS = 250_000_000
@@ -259,7 +258,7 @@ class Call:
         elif self._streams:
             ends.append(max(self._deadline_ns, now_ns + _CHECK_NS))
         if ends:
-            self._timer = self._server.loop.call_later(max(0, min(ends) - now_ns) / _NS_PER_S, self._check)
+            self._timer = self._server.loop.call_later(max(0, min(ends) - now_ns) / 1e9, self._check)
 
     def _check(self) -> None:
         self._timer = None

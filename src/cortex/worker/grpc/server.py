@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Time for calls to end after their clients were answered at the end of the process.
 _END_S = 0.7
-_NS_PER_S = 1_000_000_000
 _METHOD = "POST"
 
 
@@ -73,7 +72,7 @@ class GrpcServer:
         """Set the limits of subsequent calls."""
         self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
-        self.timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self.timeout_ns = int(limits.timeout_s * 1e9)
         self.grace_ns = blocked_grace_ns(limits.timeout_s)
 
     def handle(self, connection: Connection) -> None:
@@ -128,7 +127,7 @@ class GrpcServer:
         if not call.rpc.is_async:
             self.runner.record(now_ns - started_ns if started_ns else 0, may_switch=not self._running)
         assert call.code is not None
-        seconds = (now_ns - call.arrived_ns) / _NS_PER_S
+        seconds = (now_ns - call.arrived_ns) / 1e9
         self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
         self._count(call.rpc.name, call.code)
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
 _MAX_TRACEBACK_CHARS = 16 * 1024
-_NS_PER_S = 1_000_000_000
 
 
 class LeaseSource(Protocol):
@@ -76,7 +75,7 @@ class JobRun:
         self._tracing = tracing
         self._span: BatchSpan | None = None  #: of the current batch
         self._traceparent = job.traceparent  #: of what submitted the current batch
-        self._timeout_ns = int((job.batch_timeout_s or 0) * _NS_PER_S)
+        self._timeout_ns = int((job.batch_timeout_s or 0) * 1e9)
         self._needs_results = bool(job.job_spec.get("output"))
         self._has_warned = False
         self._pid = process_id()

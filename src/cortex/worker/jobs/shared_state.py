@@ -18,7 +18,6 @@ _JOB_START, _JOB_MAX_BYTES = 128, 64
 _NAME_START, _NAME_MAX_BYTES = _JOB_START + _JOB_MAX_BYTES, 64
 _TOKENS_START = _NAME_START + _NAME_MAX_BYTES
 _TOKENS_MAX_BYTES = _BYTES - _TOKENS_START
-_NS_PER_S = 1_000_000_000
 #: Values of `_PHASE`.
 _BEFORE, _RUNNING, _AFTER = range(3)
 
@@ -51,7 +50,7 @@ class SharedJobState:
         self._bytes[_JOB_START : _JOB_START + len(data)] = data
         self._words[_JOB_BYTES] = len(data)
         self._words[_PHASE] = _BEFORE
-        self._words[_LEASE] = int(lease_s * _NS_PER_S)
+        self._words[_LEASE] = int(lease_s * 1e9)
 
     def begin(self, seq: int, deadline_ns: int = 0, timeout_ns: int = 0) -> None:
         """Mark a batch as running until `deadline_ns`; 0: without a deadline."""
@@ -124,7 +123,7 @@ class SharedJobState:
     @property
     def timeout_s(self) -> float:
         """Return the timeout of the running batch."""
-        return self._words[_TIMEOUT] / _NS_PER_S
+        return self._words[_TIMEOUT] / 1e9
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -135,7 +134,7 @@ class SharedJobState:
     @property
     def lease_s(self) -> float:
         """Return how long a lease is valid without a renewal."""
-        return self._words[_LEASE] / _NS_PER_S
+        return self._words[_LEASE] / 1e9
 
     @property
     def renewed_ns(self) -> int:

@@ -46,7 +46,6 @@ _BATCH_BYTES = 256 * 1024
 _CLOSE_S = 2.0
 #: The event loop encodes exchanges whose bodies are together at most so long.
 _SHORT_BYTES = 4096
-_NS_PER_S = 1_000_000_000
 _FIXED_BYTES = 1024  #: of an exchange besides its bodies
 
 #: CPU time that was not used is kept for so long.
@@ -109,7 +108,7 @@ class CpuBudget:
         used_ns = loop_ns + thread_ns - self._thread_ns
         self._thread_ns = thread_ns
         self._paid_until_ns = max(self._paid_until_ns, now_ns) + used_ns / self._part
-        ahead_s = (self._paid_until_ns - now_ns) / _NS_PER_S - _BURST_S
+        ahead_s = (self._paid_until_ns - now_ns) / 1e9 - _BURST_S
         return ahead_s + _PAUSE_S if ahead_s > 0 else 0.0
 
 

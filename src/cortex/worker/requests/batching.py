@@ -35,7 +35,6 @@ from cortex.worker.requests.calls import Arguments, Caller, FailedCall, Outcome
 from cortex.worker.requests.runner import Runner, blocked_grace_ns
 from cortex.worker.spec import ReplicaSpec
 
-_NS_PER_S = 1_000_000_000
 #: Keys of `batch_key` that are remembered while requests wait.
 _MAX_KEYS = 4096
 
@@ -264,7 +263,7 @@ class RequestBatcher:
                 return
             wait_ns = self._timing.wait_ns(size, self._waiting[0].connection.batched_ns, time.monotonic_ns())
             if wait_ns and not self._has_other_keys:
-                self._timer = self._loop.call_later(wait_ns / _NS_PER_S, self._begin_batches)
+                self._timer = self._loop.call_later(wait_ns / 1e9, self._begin_batches)
                 return
             self._last_size = 0
             self._begin()
@@ -329,7 +328,7 @@ class RequestBatcher:
         awaited: AwaitedCall | None = first
         members = first.members
         try:
-            async with asyncio.timeout((batch.deadline_ns - time.monotonic_ns()) / _NS_PER_S) as limit:
+            async with asyncio.timeout((batch.deadline_ns - time.monotonic_ns()) / 1e9) as limit:
                 while awaited is not None:
                     members = awaited.members
                     try:
@@ -466,7 +465,7 @@ class BatchCaller:
 
     def deadline_ns(self, connection: Connection) -> int:
         """Return the deadline of a request, monotonic."""
-        return connection.arrived_ns + int(self._timeout_s() * _NS_PER_S)
+        return connection.arrived_ns + int(self._timeout_s() * 1e9)
 
     def grace_ns(self) -> int:
         """Return how long after the deadline of a request the supervisor ends the process."""

@@ -31,7 +31,6 @@ from cortex.worker.requests.inference_routes import InferenceRoutes
 
 _INFERENCE_PATH = b"/v2"
 _SHOWN_PATH = 200
-_NS_PER_S = 1_000_000_000
 
 
 class RouteTable:
@@ -167,7 +166,7 @@ class RoutedConnection(Connection):
         """Count a request that was passed to the application, once. Copies do not count."""
         if self.arrived_ns and not self.is_copy:
             route = self.route or ("/" if self.endpoint is None else OTHER)
-            seconds = (time.monotonic_ns() - self.arrived_ns) / _NS_PER_S
+            seconds = (time.monotonic_ns() - self.arrived_ns) / 1e9
             self._recorder_of_routes.record(self.method, route, self._status or CLIENT_CLOSED_REQUEST, seconds)
             self.arrived_ns = 0
 

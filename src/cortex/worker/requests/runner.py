@@ -29,7 +29,6 @@ _AVERAGE_SHIFT = 3
 _BLOCKED_S = 5.0
 #: The event loop cancels a late call before the supervisor ends the process, however short the timeout is.
 _GRACE_NS = 250_000_000
-_NS_PER_S = 1_000_000_000
 
 RunnerTask = Callable[[], None]
 Ts = TypeVarTuple("Ts")
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 def blocked_grace_ns(timeout_s: float) -> int:
     """Return how long after the deadline of a call on the event loop the supervisor ends the process as blocked."""
-    return int(min(timeout_s, _BLOCKED_S) * _NS_PER_S) + _GRACE_NS
+    return int(min(timeout_s, _BLOCKED_S) * 1e9) + _GRACE_NS
 
 
 class Runner:

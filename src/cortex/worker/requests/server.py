@@ -54,7 +54,6 @@ _SIGNATURE_PATH = b"/signature"
 #: Path below the endpoint, of the Open Inference Protocol.
 _INFERENCE_PATH = b"/v2/"
 _MAX_DIGITS = 19
-_NS_PER_S = 1_000_000_000
 
 
 QueuedCall = tuple[Connection, BoundMethod, int]  #: with its deadline
@@ -124,7 +123,7 @@ class MethodServer:
         """Set the limits of subsequent requests."""
         self.connections.configure(limits)
         self.timeout_s = limits.timeout_s
-        self._timeout_ns = int(limits.timeout_s * _NS_PER_S)
+        self._timeout_ns = int(limits.timeout_s * 1e9)
         self._grace_ns = blocked_grace_ns(limits.timeout_s)
 
     @property
@@ -370,7 +369,7 @@ class MethodServer:
 
     async def _await(self, connection: Connection, unfinished: UnfinishedCall, deadline_ns: int) -> Outcome:
         try:
-            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / _NS_PER_S) as limit:
+            async with asyncio.timeout((deadline_ns - time.monotonic_ns()) / 1e9) as limit:
                 result = await await_ending_forks(unfinished.value)
         except TimeoutError as error:
             if limit.expired():

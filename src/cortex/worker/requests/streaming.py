@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 #: A thread may produce chunks of so many bytes before the event loop has written them; each counts as some more.
 _MAX_AHEAD_BYTES, _CHUNK_BYTES = 256 * 1024, 1024
-_NS_PER_S = 1_000_000_000
 _END = object()
 #: Content types of streams, by what OpenAPI documents show.
 _ANNOTATED = {"application/x-ndjson": JSON_LINES, "text/plain": TEXT, "application/octet-stream": BYTES}
@@ -65,7 +64,7 @@ class ResponseStream:
         self._runner = runner
         self._timeout_ns = timeout_ns
         self._grace_ns = grace_ns  #: of calls on the event loop, until the supervisor takes it for blocked
-        self._timeout_s = timeout_ns / _NS_PER_S
+        self._timeout_s = timeout_ns / 1e9
         self._log_error = log_error
         self._refuse = refuse
         self._status = status
