@@ -12,9 +12,10 @@ import pytest
 
 from cluster.test_cluster_engine import Cluster, cluster, ready, stop, until
 from cortex.cluster.archives import ProjectArchives
-from cortex.cluster.transport import Json, connect
+from cortex.cluster.transport import connect
 from cortex.errors import InputError
 from cortex.home import Home
+from cortex.payloads.json_object import Json
 from cortex.worker.spec import ReplicaSpec
 from harness.cluster.local_nodes import CREDENTIALS, LocalNode, local_nodes
 

@@ -10,7 +10,6 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +17,13 @@ from cortex.cluster import transport
 from cortex.cluster.credentials import ClusterCredentials, TlsIdentity, derive_key, node_identity
 from cortex.cluster.node.relay import OperatorPort, splice
 from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
+from cortex.payloads.json_object import Json
 
 HERE = "127.0.0.1"
 CREDENTIALS = ClusterCredentials("a secret of tests", HERE, 0)
 OTHERS = ClusterCredentials("another secret", HERE, 0)
 OPERATOR, NODE = CREDENTIALS.identity, node_identity(CREDENTIALS.for_nodes, HERE)
 STRANGER = OTHERS.identity, node_identity(OTHERS.for_nodes, HERE)
-Json = dict[str, Any]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
-from cortex.cli.output import Json, located
+from cortex.cli.output import located
 from cortex.client.client import Client
 from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, NotFoundError, OperatorUnavailableError
 from cortex.operator.deploy.diagnose import diagnose
+from cortex.payloads.json_object import Json
 
 T = TypeVar("T")
 #: `write(level, message, **fields)` of `LogOutput`.

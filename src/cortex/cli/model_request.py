@@ -6,12 +6,10 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import quote, urlencode
 
+from cortex.payloads.json_object import Json
 from cortex.payloads.signature import example_row
-
-Json = dict[str, Any]
 
 #: Values of a row that a request shows; longer rows, such as images, are described.
 _MAX_VALUES = 50

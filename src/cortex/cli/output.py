@@ -19,9 +19,9 @@ from typing import Any, TextIO
 
 from cortex.errors import ConfigError, CortexError, UserError
 from cortex.home import Home
+from cortex.payloads.json_object import Json
 from cortex.terminal import is_terminal, printable, shown, styled
 
-Json = dict[str, Any]
 #: Headers and rows.
 Table = tuple[list[str], list[list[str]]]
 #: Header, cell, and the text that hides the column if all of its cells are equal to it.

@@ -7,7 +7,7 @@ from collections import deque
 from datetime import UTC, datetime
 from itertools import islice
 
-from cortex.cli.output import Json, format_count, format_duration, format_number
+from cortex.cli.output import format_count, format_duration, format_number
 from cortex.cli.session import Session
 from cortex.cli.tables.jobs import (
     JobProgress,
@@ -21,6 +21,7 @@ from cortex.cli.tables.jobs import (
 from cortex.client.client import Client
 from cortex.client.jobs import OPERATOR_RESTART_TIMEOUT_S, is_over
 from cortex.errors import CortexError, OperatorUnavailableError
+from cortex.payloads.json_object import Json
 
 #: Polls begin frequently, for short jobs, and become less frequent, to spare the operator.
 _FIRST_POLL_S = 0.1

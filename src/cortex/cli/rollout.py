@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from cortex.cli.output import Json
 from cortex.cli.session import Session
 from cortex.cli.tables.apis import previous_version_note
 from cortex.client.client import Client
 from cortex.errors import NotFoundError
+from cortex.payloads.json_object import Json
 
 #: Long polls are short on a terminal, where each updates the progress line, and longer elsewhere.
 _PROGRESS_S = 0.5

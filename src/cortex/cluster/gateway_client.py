@@ -12,9 +12,10 @@ from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import SILENCE_S
 from cortex.cluster.placement import NodeAddress
-from cortex.cluster.transport import Json, PeerConnection, PeerError, connect
+from cortex.cluster.transport import PeerConnection, PeerError, connect
 from cortex.gateway.routes import RoutingTable, table_to_json
 from cortex.gateway.statistics import BackendStats
+from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 

@@ -25,12 +25,13 @@ from cortex import __version__
 from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.node.start import RESERVE_SOCKET
 from cortex.cluster.placement import NodeAddress
-from cortex.cluster.transport import Json, PeerConnection, PeerError, PeerNotListeningError, connect
+from cortex.cluster.transport import PeerConnection, PeerError, PeerNotListeningError, connect
 from cortex.engine.logs import LogLine
 from cortex.engine.usage import ResourceUsage, usage_from_json
 from cortex.errors import CortexError
 from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
+from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of

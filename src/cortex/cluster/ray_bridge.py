@@ -40,6 +40,7 @@ from cortex.cluster.node.start import (
     reserve,
 )
 from cortex.errors import CortexError, TokenError
+from cortex.payloads.json_object import Json
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of
 
@@ -61,7 +62,6 @@ _HEAD_CALL, _CLIENT_SERVER_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive", "/ra
 #: The node in Ray's messages about workers.
 _NODE_IP = re.compile(r"\bip=([0-9a-fA-F.:]+)")
 
-Json = dict[str, Any]
 _untyped: Any = ray  #: for its functions without annotations
 
 

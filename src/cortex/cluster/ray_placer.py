@@ -28,6 +28,7 @@ from cortex.cluster.placement import (
     Resources,
     choose_group,
 )
+from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
 from cortex.telemetry import Logger
 
@@ -46,8 +47,6 @@ _CLIENT_PORT = 10001
 _PORT = 6379
 #: One line lists all reservations.
 _MAX_LINE_BYTES = 16 * 1024 * 1024
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

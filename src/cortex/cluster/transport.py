@@ -13,13 +13,11 @@ import ssl
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cortex.cluster.credentials import TlsIdentity
 from cortex.cluster.node.start import PROTOCOL
 from cortex.errors import EngineError
-
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: A line holds the spec or the status of one replica.
 MAX_LINE_BYTES = 16 * 1024 * 1024

@@ -38,8 +38,7 @@ from cortex.config.generations import (
 from cortex.config.schema import PYTHON, REQUEST_HANDLERS, Api, ConfigModel
 from cortex.config.values import ACCEPTED
 from cortex.lifecycle import ApiKind
-
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: The last version of the original of each file generation → the forms of its resources. The last one is current.
 FORMS: Mapping[str, tuple[FileGeneration, ...]] = MappingProxyType(

@@ -12,8 +12,8 @@ from typing import Any
 
 from cortex.gateway.addresses import host_of, is_path
 from cortex.gateway.protocols import Protocol
+from cortex.payloads.json_object import Json
 
-Json = dict[str, Any]
 #: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
 _LEFT_OUT = {
     "cors": None,

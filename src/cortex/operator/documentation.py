@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -17,6 +16,7 @@ from cortex.lifecycle import ApiKind
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.replicas.signatures import Signatures
 from cortex.payloads.inference_protocol import model_document
+from cortex.payloads.json_object import Json
 from cortex.payloads.openapi.api import DocumentedApi, Sample
 from cortex.payloads.openapi.document import api_document, common_document
 from cortex.payloads.openapi.inference import row_of_zeros
@@ -25,8 +25,6 @@ from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.checks.request_arguments import request_arguments
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.revision import Revision
-
-Json = dict[str, Any]
 
 #: The sample of a project without `readiness`.
 _SAMPLE_FILE = "sample.json"

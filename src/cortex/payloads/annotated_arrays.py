@@ -16,8 +16,9 @@ from cortex.payloads.annotated_files import only_file
 from cortex.payloads.arrays import Array, TensorError, is_numeric, leaves_of, to_numbers
 from cortex.payloads.content_type import to_utf8
 from cortex.payloads.json_bodies import parse_json
+from cortex.payloads.json_object import Json
 from cortex.payloads.payload_type import TEXT_SCHEMA, Part, PayloadType
-from cortex.payloads.signature import BodySignature, Json
+from cortex.payloads.signature import BodySignature
 from cortex.payloads.validation import PayloadError, payload_error
 
 #: A frame may have that many cells, or as many as `_CELLS_PER_VALUE` for each value in the body: records that have no

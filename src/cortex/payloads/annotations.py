@@ -27,6 +27,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import orjson
 
 from cortex.payloads.json_bodies import parse_json
+from cortex.payloads.json_object import Json
 from cortex.payloads.payload_type import (
     BYTES_SCHEMA,
     BYTES_TYPE,
@@ -43,7 +44,7 @@ from cortex.payloads.payload_type import (
     TextType,
     fields_of,
 )
-from cortex.payloads.signature import BodySignature, Json
+from cortex.payloads.signature import BodySignature
 from cortex.payloads.validation import MAX_LISTED, PayloadError, from_pydantic
 
 if typing.TYPE_CHECKING:

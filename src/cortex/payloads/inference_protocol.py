@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from cortex.payloads.json_bodies import parse_json
+from cortex.payloads.json_object import Json
 from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature
 
 #: Number of bytes of a body that are JSON; 0: all are the data of the only input.
@@ -29,8 +30,6 @@ _SHOWN_CHARACTERS = 60
 _SHOWN_NAMES = 20
 #: Parameters of extensions that would change the meaning of a request.
 _UNSUPPORTED = ("shared_memory_region", "classification")
-
-Json = dict[str, Any]
 
 
 class V2Error(Exception):

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any, Final
 
-from cortex.payloads.signature import BodySignature, Json
+from cortex.payloads.json_object import Json
+from cortex.payloads.signature import BodySignature
 from cortex.payloads.validation import PLACE, PayloadError, payload_error
 
 JSON_TYPE: Final = "application/json"

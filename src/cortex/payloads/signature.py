@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: Datatypes of tensors in the Open Inference Protocol.
 DATATYPES = (

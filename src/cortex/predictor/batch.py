@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.models.spec import Catalogue
 from cortex.payloads.annotations import takes_list
+from cortex.payloads.json_object import Json
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.signature import ApiSignature, Json
+from cortex.payloads.signature import ApiSignature
 from cortex.predictor.binding import Bodies, bind_types, bodies_of, method_signature, result_kind
 from cortex.predictor.interface import BATCH, ON_JOB_COMPLETE, TASK
 from cortex.predictor.interface_rules import declared_names

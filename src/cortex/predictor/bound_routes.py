@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
 from cortex.payloads.annotations import AnnotationProblem, resolve, takes_repeated
+from cortex.payloads.json_object import Json
 from cortex.payloads.path_template import decode_value
-from cortex.payloads.signature import Json, ParameterSignature, RouteSignature
+from cortex.payloads.signature import ParameterSignature, RouteSignature
 from cortex.payloads.validation import PayloadError, from_pydantic
 from cortex.predictor.binding import BoundMethod, bind_method, where_defined
 from cortex.predictor.interface import Generation, Signature

@@ -18,7 +18,8 @@ from typing import Any
 
 from cortex.errors import UserError
 from cortex.models.loaded_models import with_call_scope
-from cortex.payloads.signature import ApiSignature, BodySignature, Json, RouteSignature
+from cortex.payloads.json_object import Json
+from cortex.payloads.signature import ApiSignature, BodySignature, RouteSignature
 from cortex.predictor.binding import Kind, MethodTypes, call_kind, method_signature
 from cortex.predictor.interface import Generation
 from cortex.predictor.interface_rules import declared_names

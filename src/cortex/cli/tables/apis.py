@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from cortex.cli.output import Column, Json, Table, build_table, format_age, format_average
+from cortex.cli.output import Column, Table, build_table, format_age, format_average
 from cortex.cli.tables.canary import is_tried
 from cortex.errors import format_size
 from cortex.lifecycle import ApiKind
+from cortex.payloads.json_object import Json
 
 
 def kind_of(api: Json) -> ApiKind:

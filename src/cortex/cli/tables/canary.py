@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortex.cli.output import Console, Json, Table
+from cortex.cli.output import Console, Table
+from cortex.payloads.json_object import Json
 
 #: What the two columns of a property's parts are parts of.
 _MEANINGS = {

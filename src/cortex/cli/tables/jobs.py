@@ -6,17 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from cortex.cli.output import (
-    Column,
-    Json,
-    Table,
-    build_table,
-    format_average,
-    format_count,
-    format_duration,
-    format_time,
-)
+from cortex.cli.output import Column, Table, build_table, format_average, format_count, format_duration, format_time
 from cortex.lifecycle import ApiKind
+from cortex.payloads.json_object import Json
 from cortex.terminal import printable
 
 #: Maximum number of different errors in a summary of dead letters, and of characters of each.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from cortex.cli.output import Console, Json, Table, format_count
+from cortex.cli.output import Console, Table, format_count
+from cortex.payloads.json_object import Json
 
 #: Maximum number of decisions in the table; `-o json` prints all that the operator has kept.
 _SHOWN = 20

@@ -27,7 +27,7 @@ from cortex.cluster.node.gateway import NodeGateway
 from cortex.cluster.node.hosting import Hosting
 from cortex.cluster.node.relay import NodeRelay
 from cortex.cluster.node.start import IDENTITY_FILE, OVER, PROTOCOL, RESERVE_SOCKET
-from cortex.cluster.transport import Json, PeerConnection, listen
+from cortex.cluster.transport import PeerConnection, listen
 from cortex.engine.local import LocalEngine
 from cortex.engine.logs import LocalLogs, LogLine
 from cortex.engine.model_agent import ModelAgent
@@ -35,6 +35,7 @@ from cortex.engine.usage import CpuMeter, resource_usage, usage_to_json
 from cortex.errors import CortexError
 from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
+from cortex.payloads.json_object import Json
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
 from cortex.telemetry import Logger, configure

@@ -12,7 +12,7 @@ import secrets
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cortex.cluster.transport import Json, PeerConnection, PeerError
+from cortex.cluster.transport import PeerConnection, PeerError
 from cortex.errors import GatewayError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.config import GatewaySettings
@@ -20,6 +20,7 @@ from cortex.gateway.haproxy import HaproxyGateway
 from cortex.gateway.routes import RoutingTable, table_from_json, table_to_json
 from cortex.gateway.statistics import BackendStats
 from cortex.home import Home, write_private
+from cortex.payloads.json_object import Json
 from cortex.telemetry import Logger
 
 #: Interval of statistics that changed, and of those that did not, which serve as heartbeats.

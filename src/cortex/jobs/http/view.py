@@ -9,14 +9,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 from cortex.jobs.spec import SCHEDULED_FOR, JobRecord
 from cortex.lifecycle import JobStatus
 from cortex.masking import MASK, mask_known, mask_secrets, mask_spec, secret_values
-
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: Keys that a task does not have: it has no items, and so no batches.
 _OF_BATCHES = (

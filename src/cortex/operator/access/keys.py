@@ -8,13 +8,11 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from cortex.errors import GatewayError, InputError, NotFoundError
 from cortex.gateway.routes import ApiKey
+from cortex.payloads.json_object import Json
 from cortex.state.queries.keys import KeyStore, StoredKey
-
-Json = dict[str, Any]
 
 #: Timeout of the gateway's update, which usually takes milliseconds.
 _PUBLISH_TIMEOUT_S = 10.0

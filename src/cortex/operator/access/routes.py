@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
@@ -13,8 +13,7 @@ from cortex.lifecycle import TokenScope
 from cortex.operator.access.audit import AuditLog, record_change
 from cortex.operator.access.keys import Keys
 from cortex.operator.access.tokens import Tokens
-
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 _MAX_ENTRIES = 10_000
 

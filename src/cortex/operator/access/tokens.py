@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, count
-from typing import Any
 
 from cortex.errors import ConflictError, ForbiddenError, InputError, NotFoundError, UnauthorizedError
 from cortex.lifecycle import TokenScope
+from cortex.payloads.json_object import Json
 from cortex.state.queries.tokens import StoredToken, TokenStore
-
-Json = dict[str, Any]
 
 #: Name of the token in the home's file `token`.
 ADMIN_NAME = "admin"

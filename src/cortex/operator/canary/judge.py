@@ -34,9 +34,8 @@ from cortex.config.schema import Api, CanaryConfig
 from cortex.config.values import fraction
 from cortex.operator.canary.evidence import Claim, CountWindow, Evidence, log_mean
 from cortex.operator.monitoring.prediction_summary import categories
+from cortex.payloads.json_object import Json
 from cortex.worker.monitoring.metrics import ABORTED, HANDLER, REQUESTS, SeriesKind, parse_key
-
-Json = dict[str, Any]
 
 #: Quantiles of the latency that are compared.
 QUANTILES = {"p50": 0.5, "p99": 0.99}

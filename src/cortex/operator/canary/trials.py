@@ -21,7 +21,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
 
 from cortex.config.schema import CanaryConfig
 from cortex.errors import ConflictError
@@ -30,11 +29,9 @@ from cortex.lifecycle import ApiKind
 from cortex.operator.canary.judge import Finding, Judge, PropertyFinding, overall
 from cortex.operator.deploy.history import version_changes
 from cortex.operator.deploy.model_pins import pins_of, with_pins
+from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.key_values import KeyValueStore
-
-Json = dict[str, Any]
-
 
 #: Of the names under which trials are stored.
 _PREFIX = "canary/"

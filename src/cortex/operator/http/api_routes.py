@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
@@ -33,13 +33,12 @@ from cortex.operator.monitoring.feedback import MAX_FEEDBACK_BYTES, parse_feedba
 from cortex.operator.monitoring.tracking import require_tracker
 from cortex.operator.replicas.plan import wanted_replicas
 from cortex.operator.replicas.status import as_metadata, describe_models
+from cortex.payloads.json_object import Json
 from cortex.projects.archive import MAX_PROJECT_BYTES
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.queries.history import HistoryEntry
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.tracker import CLASSIFICATION
-
-Json = dict[str, Any]
 
 _logger = Logger("cortex.operator")
 #: Sections of the spec that only APIs with code have.

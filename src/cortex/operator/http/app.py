@@ -25,9 +25,8 @@ from cortex.operator.http.api_routes import api_routes, deploy_routes
 from cortex.operator.http.documentation_routes import documentation_routes
 from cortex.operator.http.job_routes import job_routes
 from cortex.operator.http.services import Services
+from cortex.payloads.json_object import Json
 from cortex.telemetry import Logger
-
-Json = dict[str, Any]
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim
@@ -28,6 +28,7 @@ from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.service import JobService, ScheduledRun
+from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 
@@ -40,7 +41,6 @@ _SET_BACK_S = 3600.0
 #: The last due time is searched in a window of this length, which is doubled until one is found.
 _FIRST_WINDOW_S = 2 * 3600.0
 
-Json = dict[str, Any]
 _T = TypeVar("_T")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import isfinite, sqrt
-from typing import Any
 
 from cortex.config.schema import TrackerConfig
 from cortex.operator.monitoring.drift import Drift, Window
+from cortex.payloads.json_object import Json
 from cortex.state.queries.predictions import ErrorSums
 from cortex.worker.monitoring.metrics import escape_surrogates, parse_key
 from cortex.worker.monitoring.tracker import (
@@ -29,7 +29,6 @@ SHOWN_CLASSES = 20
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _HOUR_S = 3600
 
-Json = dict[str, Any]
 Numbers = Mapping[str, float]
 
 

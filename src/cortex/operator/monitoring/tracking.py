@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from cortex.config.schema import TrackerConfig
 from cortex.errors import InputError
@@ -20,6 +19,7 @@ from cortex.operator.monitoring import drift
 from cortex.operator.monitoring.feedback import Truths, as_text, score
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.monitoring.prediction_summary import categories, describe_drift, describe_truth, summarize
+from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.state.queries.predictions import PredictionStore
 from cortex.state.revision import Revision
@@ -40,8 +40,6 @@ KEPT_FILES = 32
 KEPT_HOURS = 14 * 24
 _CLEAN_S = 600.0
 _SHOWN_UNKNOWN = 10
-
-Json = dict[str, Any]
 
 
 class PredictionArchive:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
 from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, canary_replicas, is_proven, wanted_replicas
+from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord
 from cortex.worker.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure
-
-Json = dict[str, Any]
 
 #: Time that replicas may wait for capacity before the API counts as stalled.
 STALLED_AFTER = timedelta(minutes=10)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cortex.lifecycle import ApiKind
+from cortex.payloads.json_object import Json
 from cortex.payloads.openai_errors import is_openai_path
 from cortex.payloads.openapi import errors, inference, jobs
 from cortex.payloads.openapi.api import DocumentedApi
@@ -24,8 +25,6 @@ from cortex.payloads.signature import (
     ParameterSignature,
     RouteSignature,
 )
-
-Json = dict[str, Any]
 
 _VERSION = "3.1.0"
 _JSON = "application/json"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from cortex.payloads.json_object import Json
 from cortex.payloads.openapi.api import DocumentedApi
-
-Json = dict[str, Any]
 
 _JSON = "application/json"
 

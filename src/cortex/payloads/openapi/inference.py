@@ -7,12 +7,11 @@ import re
 from typing import Any
 from urllib.parse import quote
 
+from cortex.payloads.json_object import Json
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.errors import json_content, of_requests, response, schema
 from cortex.payloads.openapi.schemas import SchemaComponents
 from cortex.payloads.signature import DATATYPES, ModelSignature, TensorSignature, example_row
-
-Json = dict[str, Any]
 
 _JSON = "application/json"
 #: Values of a row that an example shows; longer rows, such as images, have none.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
+from cortex.payloads.json_object import Json
 from cortex.payloads.openapi.api import DocumentedApi
 from cortex.payloads.openapi.errors import json_content, of_operator, response, schema
 from cortex.payloads.openapi.schemas import SchemaComponents, example_of
 from cortex.payloads.signature import BodySignature, MethodSignature
 
-Json = dict[str, Any]
 Paths = dict[str, Json]
 
 _JSON = "application/json"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: The name of a definition, and its content with all that it refers to.
 _Key = tuple[str, str]

@@ -21,8 +21,9 @@ import orjson
 
 from cortex.payloads.annotations import JsonType
 from cortex.payloads.inference_protocol import V2Error, shorten
+from cortex.payloads.json_object import Json
 from cortex.payloads.payload_type import PayloadType
-from cortex.payloads.signature import Json, ModelSignature, TensorSignature
+from cortex.payloads.signature import ModelSignature, TensorSignature
 from cortex.payloads.validation import PayloadError
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.inference.inference_model import ONLY_OUTPUT, MethodModel

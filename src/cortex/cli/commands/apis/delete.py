@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Iterator
 
 from cortex.cli.arguments import add_api, add_env, add_job, add_output
-from cortex.cli.output import Json, format_count
+from cortex.cli.output import format_count
 from cortex.cli.session import Session
 from cortex.client.client import Client
 from cortex.errors import InputError
+from cortex.payloads.json_object import Json
 
 #: Without a terminal, deleting an API with more ready replicas requires `--force`.
 _MANY_REPLICAS = 2

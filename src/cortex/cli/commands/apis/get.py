@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cortex.cli.arguments import add_api, add_env, add_job, add_output
-from cortex.cli.output import Json
 from cortex.cli.progress import exit_code, show_job, watch
 from cortex.cli.session import Session
 from cortex.cli.tables.apis import apis_table, kind_of, memory_table, previous_version_note, targets_table
@@ -21,6 +20,7 @@ from cortex.cli.tables.tracker import show_tracker
 from cortex.client.client import Client
 from cortex.errors import UsageError, UserError
 from cortex.lifecycle import ApiKind
+from cortex.payloads.json_object import Json
 
 _WATCH_S = 2.0
 

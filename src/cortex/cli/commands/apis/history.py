@@ -6,8 +6,9 @@ import argparse
 from datetime import UTC, datetime
 
 from cortex.cli.arguments import add_api, add_env, add_output
-from cortex.cli.output import Column, Json, build_table, format_age
+from cortex.cli.output import Column, build_table, format_age
 from cortex.cli.session import Session
+from cortex.payloads.json_object import Json
 
 #: Digits of a project's hash that are shown.
 _HASH_DIGITS = 12

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cortex.cli.arguments import add_config, add_env, add_output
 from cortex.cli.model_request import model_requests
-from cortex.cli.output import Json, located
+from cortex.cli.output import located
 from cortex.cli.rollout import report_failure, show_docs, show_result, wait
 from cortex.cli.session import Session
 from cortex.cli.tables.canary import canary_notes
@@ -21,6 +21,7 @@ from cortex.client.packaging import Package, find_config, pack_file
 from cortex.errors import ConfigError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import read_operator
 from cortex.lifecycle import ApiKind
+from cortex.payloads.json_object import Json
 from cortex.projects.key_files import find_packed_key_files
 
 #: File with a submission, as `cortex init` writes it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from cortex.cli.commands.projects.deploy import ca_option, upload
 from cortex.cli.model_request import model_lines, model_request
@@ -18,9 +17,8 @@ from cortex.config.schema import ANY_MODEL, MAX_NAME_LENGTH, STORES
 from cortex.config.values import dashed
 from cortex.errors import ConfigError, InputError, ModelFormatError, NotFoundError, OperatorUnavailableError
 from cortex.models.formats.detection import Detection, check_signature, detect
+from cortex.payloads.json_object import Json
 from cortex.spelling import nearest
-
-Json = dict[str, Any]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -30,8 +30,6 @@ from cortex.operator.dashboard.security import PREFIX, Form, form_of
 from cortex.state.queries.apis import ApiStore
 from cortex.state.queries.audit import AuditFilter
 
-Json = dict[str, Any]
-
 #: Entries of the audit log on one page.
 ENTRIES = 100
 _DAY_S = 86_400.0

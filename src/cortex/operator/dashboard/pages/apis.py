@@ -21,11 +21,10 @@ from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.dashboard.samples import DAY, HOUR, ApiSample
 from cortex.operator.http.api_routes import describe_api, describe_apis
 from cortex.operator.http.services import Services
+from cortex.payloads.json_object import Json
 from cortex.processes.memory import MemoryUse
 from cortex.state.queries.apis import ApiRecord
 from cortex.worker.spec import ReplicaStatus
-
-Json = dict[str, Any]
 
 #: Order of the statuses in the list: what needs attention comes first.
 _ORDER = [ApiStatus.ERROR, ApiStatus.OOM, ApiStatus.STALLED, ApiStatus.UPDATING, ApiStatus.LIVE]

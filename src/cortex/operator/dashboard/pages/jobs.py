@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -23,8 +23,7 @@ from cortex.operator.dashboard.security import PREFIX, form_of
 from cortex.operator.http.log_format import LogForm
 from cortex.operator.http.log_streams import read_logs
 from cortex.operator.http.services import Services
-
-Json = dict[str, Any]
+from cortex.payloads.json_object import Json
 
 #: Jobs on one page of the list.
 PAGE_JOBS = 50

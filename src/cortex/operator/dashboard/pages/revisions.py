@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from cortex.config.api_spec import api_spec
@@ -17,9 +15,8 @@ from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.deploy.projects import dotenv_of
 from cortex.operator.http.api_routes import describe_revision, promote_revision
 from cortex.operator.http.services import Services
+from cortex.payloads.json_object import Json
 from cortex.state.revision import Revision
-
-Json = dict[str, Any]
 
 
 def revision_pages(services: Services, pages: Pages) -> APIRouter:
