@@ -373,9 +373,8 @@ async def app(scope, receive, send):
     await send({"type": "websocket.send", "text": message["text"] + scope["path"]})
     await send({"type": "websocket.close", "code": 1000})
 """
-    (tmp_path / "cortex.yaml").write_text(
-        "- name: one\n  kind: RealtimeAPI\n  handler: {type: asgi, path: one.py, app: app}\n"
-    )
+    entry = "- name: one\n  kind: RealtimeAPI\n  handler: {type: asgi, path: one.py, app: app}\n"
+    (tmp_path / "cortex.yaml").write_text(entry)
     (tmp_path / "one.py").write_text(application)
     upstream = Upstream(tmp_path, ApplicationApi)
     key = b"connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "

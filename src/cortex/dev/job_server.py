@@ -1,47 +1,146 @@
-"""The routes of jobs and workloads, for the process of a BatchAPI, TaskAPI or AsyncAPI in `cortex dev`.
+"""The process of a BatchAPI, TaskAPI or AsyncAPI in `cortex dev`: the operator's routes, with jobs in memory.
 
-The routes and the forms of their responses are those of the operator (`operator/http/job_routes.py`,
-`operator/http/async_routes.py`). Jobs run on the main thread, one after the other; the event loop runs on another.
+Jobs and workloads run on the main thread, one after the other; the event loop runs on another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import socket
 import sys
 import uuid
-from collections.abc import Callable
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
-from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.dev.local.jobs import AsyncApi, JobsApi, LocalJob
-from cortex.errors import (
-    CortexError,
-    InputError,
-    MethodNotAllowedError,
-    NotFoundError,
-    UnknownWorkloadError,
-    UnsupportedMediaTypeError,
-)
-from cortex.jobs.http.view import JobView, job_json, submitted_json
-from cortex.jobs.intake.request_body import as_input_error, check_charset, text_in_utf8
-from cortex.jobs.spec import Workload
-from cortex.lifecycle import WorkloadStatus
-from cortex.operator.http.async_routes import MAX_WAIT_S, workload_json
-from cortex.payloads.content_encoding import content_coding, decode_body
-from cortex.payloads.validation import BadBody
+from cortex.errors import NotFoundError
+from cortex.jobs.http.view import JobView
+from cortex.jobs.intake.items import split_lines
+from cortex.jobs.intake.submission import SubmissionLimits
+from cortex.jobs.spec import JobOptions, JobRecord, Submission, Upload, Workload, WorkloadView
+from cortex.operator.http.async_routes import AsyncRoutes
+from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER
+from cortex.operator.http.job_routes import JobRoutes
+from cortex.telemetry import Logger
 from cortex.terminal import print_line
-from cortex.worker.http.connection import Connection, ConnectionPool
-from cortex.worker.monitoring.metrics import RequestRecorder
-from cortex.worker.requests.payload import JSON, encode_json
+from cortex.worker.applications.lifespan import Lifespan
+from cortex.worker.applications.server import ApplicationServer
+from cortex.worker.http.connection import Connection
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 
 _SHOWN_CHARACTERS = 500
+
+Work = SimpleQueue[LocalJob | Workload | None]
+
+
+class _Jobs:
+    """The jobs of one API, as its routes need them."""
+
+    def __init__(self, api: JobsApi, queue: Work) -> None:
+        self._api = api
+        self._queue = queue
+        self._jobs: dict[str, LocalJob] = {}
+
+    def limits(self, api: str) -> SubmissionLimits:
+        return self._api.limits
+
+    async def submit(
+        self,
+        api: str,
+        submission: Submission,
+        items: AsyncIterator[bytes] | None = None,
+        /,
+        *,
+        is_trusted: bool = False,
+        traceparent: str = "",
+    ) -> JobRecord:
+        if not is_trusted:
+            self._api.check_places(submission)
+        source = submission.source
+        if isinstance(source, Upload) and items is not None:
+            parts = split_lines(items, source.batch_size, self._api.limits.max_batch_bytes)
+            batches = [batch async for part in parts for batch in part]
+        else:
+            batches = await asyncio.to_thread(self._api.batches, source)
+        job = self._api.create(submission, batches)
+        if ignored := _ignored_options(submission.options):
+            print_line(f"job {job.record.id}: cortex dev ignores {', '.join(ignored)}", sys.stderr)
+        self._jobs[job.record.id] = job
+        self._queue.put(job)
+        return job.record
+
+    def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]:
+        if not is_trusted:
+            self._api.check_places(submission)
+        return self._api.checked_lines(submission)
+
+    async def get(self, api: str, job_id: str) -> JobView:
+        return JobView(self.find(job_id).record, "")
+
+    async def stop(self, api: str, job_id: str) -> None:
+        self.find(job_id).stop()
+
+    def find(self, job_id: str) -> LocalJob:
+        if job_id not in self._jobs:
+            raise NotFoundError(f"there is no job {job_id[:100]}")
+        return self._jobs[job_id]
+
+
+def _ignored_options(options: JobOptions) -> list[str]:
+    """Return the options of a submission that have no effect here."""
+    given = {
+        "workers": options.workers > 1,
+        "timeout": options.timeout_s,
+        "batch_timeout": options.batch_timeout_s,
+        "isolate_failures": options.isolate_failures,
+        "output (GET the job for its results)": options.output,
+        "webhook": options.webhook,
+        "sqs_dead_letter_queue": options.dead_letter_queue,
+    }
+    return [name for name, value in given.items() if value]
+
+
+class _LocalJobRoutes(JobRoutes):
+    """The routes of jobs; a job has also its results and failures."""
+
+    def __init__(self, jobs: _Jobs, logger: Logger) -> None:
+        super().__init__(jobs, logger)
+        self._local = jobs
+
+    def _is_trusted(self, request: Request) -> bool:
+        # The user sends curl, and browsers send the submissions of any page that the user visits.
+        return "origin" not in request.headers
+
+    def _describe(self, job: JobView) -> dict[str, Any]:
+        found = self._local.find(job.record.id)
+        failures = [{"batch": each.seq, "error": each.error} for each in found.failures]
+        return {**super()._describe(job), "results": found.results, "failures": failures}
+
+
+class _Workloads:
+    """The workloads of one API, as its routes need them."""
+
+    def __init__(self, api: AsyncApi, max_body_bytes: int, queue: Work) -> None:
+        self._api = api
+        self._max_body_bytes = max_body_bytes
+        self._queue = queue
+
+    def max_body_bytes(self, api: str) -> int:
+        return self._max_body_bytes
+
+    async def add(self, api: str, workload: Workload) -> None:
+        self._api.add(workload)
+        self._queue.put(workload)
+
+    async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
+        return await asyncio.to_thread(self._api.get, name, wait_s)
 
 
 class JobServer:
@@ -49,18 +148,31 @@ class JobServer:
 
     def __init__(self, spec: ReplicaSpec, api: JobsApi | AsyncApi, loop: asyncio.AbstractEventLoop) -> None:
         self._api = api
-        self._loop = loop
+        self._queue: Work = SimpleQueue()
+        logger, limit = Logger("cortex.dev"), spec.max_body_bytes
+        routes: ASGIApp
+        if isinstance(api, JobsApi):
+            routes = _LocalJobRoutes(_Jobs(api, self._queue), logger)
+            limit = max(limit, api.networking.max_stored_size)  # of an upload
+        else:
+            routes = AsyncRoutes(_Workloads(api, limit, self._queue), logger)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Set the headers of the gateway."""
+            name = scope["path"].removeprefix(scope["root_path"]).strip("/")
+            headers = {API_HEADER: spec.api} | ({JOB_HEADER: name} if name else {})
+            pairs = [(key.encode(), value.encode()) for key, value in headers.items()]
+            await routes({**scope, "headers": [*scope["headers"], *pairs]}, receive, send)
+
+        # The routes refuse larger bodies themselves.
+        spec = replace(spec, max_body_bytes=limit + 1)
+        self._server = ApplicationServer(spec, Lifespan(app), loop, SharedConnectionState(), None)
         self._connections = 0
-        self._pool = ConnectionPool(
-            loop, SharedConnectionState(), RequestRecorder(None), self._handle, spec.max_body_bytes
-        )
-        self._queue: SimpleQueue[LocalJob | Workload | None] = SimpleQueue()
-        self._jobs: dict[str, LocalJob] = {}
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
         """Serve a connection. Event-loop thread only."""
         self._connections += 1
-        self._pool.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
 
     def run(self) -> None:
         """Run jobs until `stop`."""
@@ -88,79 +200,3 @@ class JobServer:
                 what = "result" if record.origin.is_task else f"result of batch {number}"
                 lines.append(f"  {what}: {json.dumps(result)[:_SHOWN_CHARACTERS]}")
         print_line("\n".join(lines), sys.stderr)
-
-    # Requests, on the event loop.
-
-    def _handle(self, connection: Connection) -> None:
-        connection.task = self._loop.create_task(self._respond(connection))
-
-    async def _respond(self, connection: Connection) -> None:
-        try:
-            answer = await self._answer(connection)
-            connection.respond(200, JSON, encode_json(answer))
-        except CortexError as error:
-            accepted = error.accepted.encode() if isinstance(error, UnsupportedMediaTypeError) else b""
-            headers = ((b"accept-encoding", accepted),) if accepted else ()
-            connection.respond_error(error.http_status, str(error), headers)
-        finally:
-            connection.task = None
-
-    async def _answer(self, connection: Connection) -> Any:
-        name = connection.path_below.decode("latin-1").strip("/")
-        query = connection.url.partition(b"?")[2].decode("latin-1")
-        parameters = {key: values[-1] for key, values in parse_qs(query, keep_blank_values=True).items()}
-        method = connection.method
-        if method == "POST" and not name:
-            return await self._submit(connection)
-        if method not in ("GET", "HEAD"):
-            raise MethodNotAllowedError.of(method, "POST, GET")
-        if isinstance(self._api, AsyncApi):
-            return await self._workload(self._api, name, parameters.get("wait", "0"))
-        return self._job(name or parameters.get("jobID", ""))
-
-    async def _submit(self, connection: Connection) -> Any:
-        content_type = (connection.content_type or b"").decode("latin-1")
-        body = await asyncio.to_thread(self._decoded_body, connection)
-        if isinstance(self._api, AsyncApi):
-            if not content_type:
-                raise InputError("the header Content-Type is missing; say what the body is, as application/json")
-            check_charset(content_type)
-            workload = self._api.submit(content_type, body)
-            self._queue.put(workload)
-            return {"id": str(workload.id)}
-        # The user sends curl, and browsers send the submissions of any page that the user visits.
-        is_trusted = all(name != b"origin" for name, _ in connection.headers)
-        job = await asyncio.to_thread(self._api.submit, text_in_utf8(body, content_type), is_trusted=is_trusted)
-        self._jobs[job.record.id] = job
-        self._queue.put(job)
-        return submitted_json(job.record)
-
-    def _decoded_body(self, connection: Connection) -> bytes:
-        """Return the body of a request, decompressed. Raises: InputError, TooLargeError, UnsupportedMediaTypeError."""
-        body = connection.body
-        try:
-            coding = content_coding(connection.codings) if body else ""
-            return decode_body(body, coding, self._pool.max_body_bytes) if coding else body
-        except BadBody as error:
-            raise as_input_error(error) from None
-
-    def _job(self, name: str) -> Any:
-        job = self._jobs.get(name)
-        if job is None:
-            raise NotFoundError(f"there is no job {name[:100]}" if name else "write <endpoint>/<job id>")
-        found = job_json(JobView(job.record, ""))
-        failures = [{"batch": each.seq, "error": each.error} for each in job.failures]
-        return {**found, "results": job.results, "failures": failures}
-
-    async def _workload(self, api: AsyncApi, name: str, wait: str) -> Any:
-        try:
-            parsed, wait_s = uuid.UUID(name), float(wait)
-        except ValueError:
-            raise UnknownWorkloadError(name[:100]) from None
-        if not 0 <= wait_s < math.inf:
-            raise InputError(f"wait: must be a number of seconds (got {wait[:50]}); write wait=30")
-        found = await asyncio.to_thread(partial(api.get, parsed, min(wait_s, MAX_WAIT_S)))
-        if found is None:
-            raise UnknownWorkloadError(name)
-        assert isinstance(found.status, WorkloadStatus)
-        return workload_json(found)

@@ -7,16 +7,16 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cortex.config.schema import Api
+from cortex.config.schema import Api, Networking
 from cortex.dev.local.api import LocalModels, load_jobs_class
 from cortex.dev.local.project import LOCAL_REVISION, run_in_thread
-from cortex.errors import SubmissionError, UserError
+from cortex.errors import ConflictError, UserError
 from cortex.home import Home
 from cortex.jobs.intake.files import located_batches
 from cortex.jobs.intake.items import split_items
@@ -33,15 +33,15 @@ from cortex.jobs.spec import (
     LeasedBatch,
     NewBatch,
     Source,
+    Submission,
     TaskCall,
-    Upload,
     Workload,
     WorkloadView,
     job_id_at,
     source_to_json,
 )
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
-from cortex.operator.jobs.service import check_places
+from cortex.operator.jobs.service import check_places, checked_lines
 from cortex.operator.jobs.workers import job_assignment
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.batch import BatchCode
@@ -62,6 +62,17 @@ class LocalJob:
     batches: list[NewBatch]
     outcomes: list[BatchOutcome] = field(default_factory=list)
     hook_error: str = ""  #: why `on_job_complete` failed
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """Mark the job as stopped; its batch that runs is the last. Raises: ConflictError if it is over."""
+        if self.record.status.is_over:
+            what = "has already been stopped" if self.is_stopped else "cannot be stopped: it is not in progress"
+            raise ConflictError(f"{self.record.origin.kind} job {what}")
+        self.is_stopped = True
+        self.record = replace(
+            self.record, status=JobStatus.STOPPED, ended_at=time.time(), message="stopped by its user"
+        )
 
     @property
     def failures(self) -> list[BatchFailure]:
@@ -77,18 +88,27 @@ class LocalJob:
 class _LocalLeases:
     """All batches of a job as one lease, then its completion hook."""
 
-    is_ending = False
-
-    def __init__(self, payloads: list[bytes], outcomes: list[BatchOutcome], has_hook: bool) -> None:
+    def __init__(
+        self,
+        payloads: list[bytes],
+        outcomes: list[BatchOutcome],
+        has_hook: bool,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         batches = tuple(LeasedBatch(seq, payload) for seq, payload in enumerate(payloads))
         self._tasks: deque[ActiveLease | CompletionHook] = deque([ActiveLease(Lease("local", batches))])
         if has_hook:
             self._tasks.append(CompletionHook("local"))
         self._outcomes = outcomes
+        self._is_stopped = is_stopped
         self.hook_error = ""
 
+    @property
+    def is_ending(self) -> bool:
+        return self._is_stopped()
+
     def next_task(self) -> ActiveLease | CompletionHook | None:
-        return self._tasks.popleft() if self._tasks else None
+        return self._tasks.popleft() if self._tasks and not self.is_ending else None
 
     def done(self, outcome: BatchOutcome, /) -> None:
         self._outcomes.append(outcome)
@@ -122,15 +142,33 @@ class JobsApi:
         """Return the name of the user's class."""
         return self.code.class_name
 
-    def submit(self, body: bytes | Mapping[str, Any], *, is_trusted: bool = True) -> LocalJob:
+    @property
+    def networking(self) -> Networking:
+        """Return the settings of the endpoint."""
+        return self._api.networking
+
+    def check_places(self, submission: Submission) -> None:
+        """Check that a submission may name its places. Raises: SubmissionError."""
+        check_places(submission, self._api)
+
+    def checked_lines(self, submission: Submission) -> AsyncIterator[str]:
+        """Yield the files that a submission would read, and that it is valid. Raises: SubmissionError, StorageError."""
+        return checked_lines(submission, self.networking, self._environ)
+
+    @property
+    def limits(self) -> SubmissionLimits:
+        """Return the limits of a submission."""
+        return SubmissionLimits(
+            self.networking.max_body_size, self.networking.max_batch_size, self._api.kind is ApiKind.TASK
+        )
+
+    def submit(self, body: Mapping[str, Any]) -> LocalJob:
         """Validate a submission and cut its input into batches. Raises: SubmissionError, StorageError."""
-        networking = self._api.networking
-        is_task = self._api.kind is ApiKind.TASK
-        limits = SubmissionLimits(networking.max_body_size, networking.max_batch_size, is_task)
-        submission = parse_body(body, limits)
-        if not is_trusted:
-            check_places(submission, self._api)
-        batches = self._batches(submission.source, networking.max_batch_size)
+        submission = parse_body(body, self.limits)
+        return self.create(submission, self.batches(submission.source))
+
+    def create(self, submission: Submission, batches: list[NewBatch]) -> LocalJob:
+        """Return a new job."""
         self._numbers += 1
         api = self._api
         origin = JobOrigin(
@@ -152,6 +190,8 @@ class JobsApi:
 
     def run(self, job: LocalJob) -> None:
         """Construct the user's object for a job and run its batches. Never raises: the job records what failed."""
+        if job.is_stopped:
+            return
         job.record = replace(job.record, status=JobStatus.RUNNING, started_at=time.time())
         assignment = job_assignment(job.record, self._spec.id, Home(Path("/")))
         try:
@@ -161,10 +201,13 @@ class JobsApi:
             write_log(f"{text}\n" if text else f"{message}\n")
             self._end(job, JobStatus.WORKER_ERROR, message, text)
             return
-        leases = _LocalLeases([batch.payload for batch in job.batches], job.outcomes, bound.on_job_complete is not None)
+        payloads, has_hook = [batch.payload for batch in job.batches], bound.on_job_complete is not None
+        leases = _LocalLeases(payloads, job.outcomes, has_hook, lambda: job.is_stopped)
         JobRun(replace(assignment, batch_timeout_s=None), bound, SharedJobState(), leases).run()
         job.hook_error = leases.hook_error
-        if job.hook_error:
+        if job.is_stopped:
+            self._end(job, JobStatus.STOPPED, job.record.message)
+        elif job.hook_error:
             self._end(job, JobStatus.WORKER_ERROR, job.hook_error)
         elif failures := job.failures:
             is_task = job.record.origin.is_task
@@ -178,15 +221,13 @@ class JobsApi:
         self.code.close()
         self._models.close()
 
-    def _batches(self, source: Source, max_bytes: int) -> list[NewBatch]:
+    def batches(self, source: Source) -> list[NewBatch]:
+        """Return the batches of a source that is no upload. Blocks. Raises: SubmissionError, StorageError."""
+        max_bytes, folders = self.networking.max_batch_size, self.networking.local_paths or ()
         if isinstance(source, TaskCall):
             return [TASK_BATCH]
         if isinstance(source, ItemList):
             return list(split_items(source.items, source.batch_size, max_bytes))
-        if isinstance(source, Upload):
-            raise SubmissionError("lines of JSON can't be sent to an API that is not deployed; send an item_list")
-
-        folders = self._api.networking.local_paths or ()
 
         async def read() -> list[NewBatch]:
             found: list[NewBatch] = []
@@ -251,11 +292,15 @@ class AsyncApi:
         return self._bound.signature
 
     def submit(self, content_type: str, body: bytes) -> Workload:
-        """Store a workload."""
+        """Store a new workload."""
         workload = Workload(uuid.uuid4(), content_type, body)
+        self.add(workload)
+        return workload
+
+    def add(self, workload: Workload) -> None:
+        """Store a workload."""
         with self._changed:
             self._views[workload.id] = WorkloadView(workload.id, len(self._views), WorkloadStatus.IN_QUEUE, time.time())
-        return workload
 
     def run(self, workload: Workload) -> WorkloadView:
         """Call the user's method; record its result, or why it failed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import uuid
 from datetime import UTC, datetime
+from typing import Protocol
 
 import orjson
 from starlette.requests import Request
@@ -18,7 +19,6 @@ from cortex.jobs.intake.request_body import RequestMemory, check_charset, read_b
 from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
-from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.request_log import valid_traceparent
 
@@ -28,10 +28,23 @@ MAX_WAIT_S = 300.0
 MAX_WAITING = 256
 
 
+class SentWorkloads(Protocol):
+    """The workloads of the routes: those of the operator, or those in memory (`dev.job_server`)."""
+
+    def max_body_bytes(self, api: str) -> int:
+        """Return the size of the largest workload of an API. Raises: NotFoundError."""
+
+    async def add(self, api: str, workload: Workload) -> None:
+        """Store a workload. Raises: CortexError."""
+
+    async def get(self, api: str, name: uuid.UUID, wait_s: float, /) -> WorkloadView | None:
+        """Return a workload, None if there is none; wait up to `wait_s` for its end."""
+
+
 class AsyncRoutes(GatewayRoutes):
     """ASGI application for AsyncAPIs."""
 
-    def __init__(self, workloads: AsyncApis, logger: Logger) -> None:
+    def __init__(self, workloads: SentWorkloads, logger: Logger) -> None:
         super().__init__(logger)
         self._workloads = workloads
         self._memory = RequestMemory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Query, Request
 from starlette.requests import ClientDisconnect
@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from cortex.engine.logs import LogSource
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, NotFoundError, SubmissionError
-from cortex.jobs.http.view import job_json, jobs_json, submitted_json
+from cortex.jobs.http.view import JobView, job_json, jobs_json, submitted_json
 from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.request_body import RequestMemory, body_pieces, check_utf8, read_body, text_in_utf8
 from cortex.jobs.intake.submission import (
@@ -136,10 +136,38 @@ def _add_streams(router: APIRouter, jobs: JobService, log_sources: Callable[[], 
         return stream_logs(log_sources(), f"{api}/{job}", replica, follow, tail, is_over, LogForm(json))
 
 
+class SubmittedJobs(Protocol):
+    """The jobs of the routes at the gateway: those of the operator, or those in memory (`dev.job_server`)."""
+
+    def limits(self, api: str) -> SubmissionLimits:
+        """Return the limits of a submission to an API. Raises: NotFoundError."""
+
+    async def submit(
+        self,
+        api: str,
+        submission: Submission,
+        items: AsyncIterator[bytes] | None = None,
+        /,
+        *,
+        is_trusted: bool = False,
+        traceparent: str = "",
+    ) -> JobRecord:
+        """Store a job; `items` is the body of an upload. Raises: CortexError."""
+
+    def dry_run(self, api: str, submission: Submission, *, is_trusted: bool = False) -> AsyncIterator[str]:
+        """Validate a submission; yield the lines of the response. Raises: CortexError."""
+
+    async def get(self, api: str, job_id: str) -> JobView:
+        """Return one job. Raises: NotFoundError."""
+
+    async def stop(self, api: str, job_id: str) -> None:
+        """Stop a job. Raises: NotFoundError, ConflictError if it is over."""
+
+
 class JobRoutes(GatewayRoutes):
     """ASGI application for BatchAPIs and TaskAPIs."""
 
-    def __init__(self, jobs: JobService, logger: Logger) -> None:
+    def __init__(self, jobs: SubmittedJobs, logger: Logger) -> None:
         super().__init__(logger)
         self._jobs = jobs
         self._memory = RequestMemory()
@@ -149,18 +177,26 @@ class JobRoutes(GatewayRoutes):
         job_id = request.headers.get(JOB_HEADER)
         match request.method:
             case "POST" if job_id is None:
+                is_trusted = self._is_trusted(request)
                 if flag(request, DRY_RUN):
-                    return await dry_run(request, self._jobs, api, self._memory)
-                record = await submit(request, self._jobs, api, self._memory)
+                    return await dry_run(request, self._jobs, api, self._memory, is_trusted=is_trusted)
+                record = await submit(request, self._jobs, api, self._memory, is_trusted=is_trusted)
                 return answer(await asyncio.to_thread(submitted_json, record))
             case "GET" | "HEAD":
-                view = await self._jobs.get(api, job_id or _named_job(request))
-                return answer(await asyncio.to_thread(job_json, view, is_owner=False))
+                job = await self._jobs.get(api, job_id or _named_job(request))
+                return answer(await asyncio.to_thread(self._describe, job))
             case "DELETE":
                 job_id = job_id or _named_job(request)
                 await self._jobs.stop(api, job_id)
                 return answer({"message": f"stopped job {job_id}"})
         raise MethodNotAllowedError.of(request.method, "GET, DELETE" if job_id else "POST, GET, DELETE")
+
+    def _is_trusted(self, request: Request) -> bool:
+        """Return whether a submission may name any place."""
+        return False
+
+    def _describe(self, job: JobView) -> dict[str, Any]:
+        return job_json(job, is_owner=False)
 
     def _error_response(self, request: Request, error: CortexError) -> Response:
         body = {
@@ -173,7 +209,7 @@ class JobRoutes(GatewayRoutes):
 
 
 async def submit(
-    request: Request, jobs: JobService, api: str, memory: RequestMemory, *, is_trusted: bool = False
+    request: Request, jobs: SubmittedJobs, api: str, memory: RequestMemory, *, is_trusted: bool = False
 ) -> JobRecord:
     """Submit the job of a request's body. Raises: CortexError, ClientDisconnect; then nothing is stored."""
     with memory.share() as share:
@@ -183,7 +219,7 @@ async def submit(
 
 
 async def dry_run(
-    request: Request, jobs: JobService, api: str, memory: RequestMemory, *, is_trusted: bool = False
+    request: Request, jobs: SubmittedJobs, api: str, memory: RequestMemory, *, is_trusted: bool = False
 ) -> Response:
     """Return the files that a submission would read, or its errors, as lines of text."""
     try:

@@ -140,17 +140,8 @@ class JobService:
         record = self._require_api(api)
         if not is_trusted:
             check_places(submission, record.spec)
-        source, max_bytes = submission.source, record.spec.networking.max_batch_size
-        folders = record.spec.networking.local_paths or ()
-        if isinstance(source, ItemList):
-            await asyncio.to_thread(lambda: sum(1 for _ in split_items(source.items, source.batch_size, max_bytes)))
-        elif isinstance(source, FilePathLister):
-            async for paths in list_paths(source, self._environ, folders):
-                for path in paths:
-                    yield path
-        if submission.options.output is not None:
-            await check_output(submission.options.output, self._environ, folders)
-        yield "validations passed"
+        async for line in checked_lines(submission, record.spec.networking, self._environ):
+            yield line
 
     async def get(self, api: str, job_id: str) -> JobView:
         """Return one job. Raises: NotFoundError."""
@@ -298,6 +289,23 @@ class JobService:
         except ValueError:  # written by another version of cortex
             endpoint = ""
         return JobView(job, endpoint, _count(job, self._reconciler.workers_of(job.id)))
+
+
+async def checked_lines(
+    submission: Submission, networking: Networking, environ: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Yield the files that a submission would read, and that it is valid. Raises: SubmissionError, StorageError."""
+    source, max_bytes = submission.source, networking.max_batch_size
+    folders = networking.local_paths or ()
+    if isinstance(source, ItemList):
+        await asyncio.to_thread(lambda: sum(1 for _ in split_items(source.items, source.batch_size, max_bytes)))
+    elif isinstance(source, FilePathLister):
+        async for paths in list_paths(source, environ, folders):
+            for path in paths:
+                yield path
+    if submission.options.output is not None:
+        await check_output(submission.options.output, environ, folders)
+    yield "validations passed"
 
 
 def disallowed_places(submission: Submission, networking: Networking) -> Iterator[str]:
