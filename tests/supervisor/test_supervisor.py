@@ -305,14 +305,6 @@ def test_children_of_user_code_end_with_its_worker() -> None:
         wait_until(lambda: has_ended(child))
 
 
-def test_a_worker_ends_when_its_supervisor_is_killed() -> None:
-    with running_replica(HANDLER) as replica:
-        replica.wait_ready()
-        worker = replica.pid
-        replica.process.kill()
-        wait_until(lambda: has_ended(worker))
-
-
 def test_a_constructor_that_raises_is_reported_and_retried() -> None:
     source = """
         class Handler:

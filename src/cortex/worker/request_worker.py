@@ -254,8 +254,9 @@ def connect_supervisor(
 
     `on_stop` ends the process in order; `on_orphaned` ends it at once, after its requests were answered.
     """
-    live_without_parent()
-    SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, on_orphaned).start()
+    supervisor = SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, on_orphaned)
+    live_without_parent()  # not before the parent is known
+    supervisor.start()
 
 
 class RequestServer(Protocol):
