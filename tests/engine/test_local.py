@@ -144,6 +144,8 @@ async def test_a_replica_whose_supervisor_is_killed_disappears_with_all_its_proc
         await until(lambda: not engine.replicas())
         await until(lambda: all(map(has_ended, session)))
         await until(lambda: not Path(spec.run_dir).exists())
+        died = f"the supervisor, process {found.supervisor_pid}, died: its processes end"
+        assert died in Path(spec.log_path).read_text()
 
 
 async def test_replicas_that_died_while_no_engine_ran_are_cleaned_up(home: Home, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import shutil
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -285,6 +285,8 @@ class LocalEngine:
             running.killer.cancel()
         if not was_connected:
             self._log_output(spec)
+        elif running.stop_drain_s is None:
+            _write_log(spec, [f"the supervisor, process {running.supervisor.pid}, died: its processes end"])
         if running.stop_drain_s is None:
             self._logger.warning("replica vanished", api=spec.api, replica=spec.id)
         await self._clean_up(running)
@@ -313,10 +315,7 @@ class LocalEngine:
 
     def _log_output(self, spec: ReplicaSpec) -> None:
         text = output_tail(Path(spec.run_dir) / _OUTPUT_FILE, _OUTPUT_TAIL_BYTES)
-        writer = LogWriter(Path(spec.log_path))
-        for line in text.splitlines():
-            writer.line(0, SUPERVISOR, line)
-        writer.close()
+        _write_log(spec, text.splitlines())
         self._logger.error("supervisor could not start", api=spec.api, replica=spec.id, output=text[-2000:])
 
     def _send_stop(self, running: _Running) -> None:
@@ -359,6 +358,14 @@ def first_status(spec: ReplicaSpec, pid: int) -> ReplicaStatus:
     sockets = [""] * len(spec.sockets) if spec.listen_host else spec.sockets
     processes = tuple(ProcessStatus(index, socket, ProcessState.STARTING) for index, socket in enumerate(sockets))
     return ReplicaStatus(spec.id, spec.api, spec.revision, pid, time.time(), processes)
+
+
+def _write_log(spec: ReplicaSpec, lines: Iterable[str]) -> None:
+    """Write lines to the log of a replica whose supervisor has ended."""
+    writer = LogWriter(Path(spec.log_path))
+    for line in lines:
+        writer.line(0, SUPERVISOR, line)
+    writer.close()
 
 
 def _modified(path: Path) -> float:
