@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from e2e.test_killed_supervisors import check_answers
 from harness.installations.example_cases import EXAMPLES_DIR
 from harness.installations.installation import Installation
 from harness.wait import has_ended, wait_until
@@ -47,7 +48,9 @@ def test_a_replica_without_its_supervisor_is_replaced_and_leaves_no_process(cort
 
     replica = wait_until(only_replica)  # the test before it has updated the API
     assert replica is not None
-    os.kill(replica["supervisor_pid"], signal.SIGKILL)
-    wait_until(lambda: (now := cortex.pids("own-server")) and replica["pid"] not in now)
-    wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
-    wait_until(lambda: has_ended(replica["pid"]))
+    with cortex.load("/own-server/count", rate=50, connections=4) as summary:
+        os.kill(replica["supervisor_pid"], signal.SIGKILL)
+        wait_until(lambda: has_ended(replica["pid"]))
+        wait_until(lambda: (now := cortex.pids("own-server")) and replica["pid"] not in now)
+        wait_until(lambda: cortex.post("/own-server/count", body=b"a").status == 200)
+    check_answers(summary)
