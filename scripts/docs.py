@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cortex.cli.main import COMMANDS, command_parser
+from cortex.config.descriptions import DESCRIPTIONS
 from cortex.config.json_schema import json_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+FIELDS_PAGE = ROOT / "docs" / "reference" / "configuration.md"
 SCHEMA = ROOT / "docs" / "reference" / "cortex.schema.json"
 #: Options of many commands, which the page explains once.
 COMMON = {"-e": "environment to use; default: the default environment", "-o": "output format: pretty or json"}
@@ -47,7 +49,22 @@ def main() -> int:
 def generated() -> dict[Path, str]:
     """Return the content of every generated file."""
     schema = json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
-    return {CLI_PAGE: with_commands(CLI_PAGE.read_text()), SCHEMA: schema}
+    fields = with_meanings(FIELDS_PAGE.read_text())
+    return {CLI_PAGE: with_commands(CLI_PAGE.read_text()), FIELDS_PAGE: fields, SCHEMA: schema}
+
+
+def with_meanings(page: str) -> str:
+    """Return the reference of `cortex.yaml` with the meaning of each field, the second column of the tables."""
+    section, lines = "", []
+    for line in page.splitlines():
+        if heading := re.fullmatch(r"#{2,3} ([a-z_.]+)", line):
+            section = heading[1]
+        row = re.match(r"\| `([a-z_]+)` \| ", line)
+        path = ".".join(filter(None, (section, row[1]))) if row else ""
+        if row and path in DESCRIPTIONS:
+            line = f"{row[0]}{DESCRIPTIONS[path]} |{line.removeprefix(row[0]).partition(' |')[2]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def pages() -> Iterator[Path]:

@@ -17,7 +17,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cortex import errors
-from cortex.config.descriptions import DESCRIPTIONS
 from cortex.config.schema import Api
 from cortex.lifecycle import ApiStatus, DeathCause, JobStatus, ProcessState
 
@@ -120,20 +119,6 @@ def test_documented_defaults_are_the_real_ones() -> None:
         else:
             reader = TypeAdapter(field.rebuild_annotation())
             assert reader.validate_python(yaml.safe_load(written[1])) == field.default, path
-
-
-def test_editors_show_the_documented_meaning() -> None:
-    page = (REFERENCE / "configuration.md").read_text()
-
-    def meaning(path: str) -> str:
-        section, _, key = path.rpartition(".")
-        heading = f"\n## {section}\n" if "." not in section else f"\n### {section}\n"
-        cell = re.search(rf"^\| `{key}` \| (.*?) \|", page.partition(heading)[2] if section else page, re.MULTILINE)
-        assert cell is not None, path
-        return re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", cell[1])
-
-    documented = {path: meaning(path) for path in FIELDS}
-    assert documented == {path: DESCRIPTIONS.get(path) for path in FIELDS}, "copy it to config/descriptions.py"
 
 
 # Commands, errors, statuses.

@@ -6,6 +6,7 @@ file that must exist or a limit that depends on another field, is left to `corte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -60,6 +61,7 @@ _KINDS = MappingProxyType({TASK.section: (ApiKind.TASK,), SPLITTER.section: (Api
 _HANDLED = tuple(kind for kind in ApiKind if kind not in (ApiKind.TASK, ApiKind.SPLITTER))
 _NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _MIB = 1024 * 1024
+_LINK = re.compile(r"\[([^]]+)\]\([^)]*\)")
 
 
 def json_schema(generation: str = CURRENT) -> Json:
@@ -72,9 +74,9 @@ def json_schema(generation: str = CURRENT) -> Json:
     if generation == _SYNC:
         is_batch = {"properties": {"kind": {"const": ApiKind.BATCH.value}}, "required": ["kind"]}
         item |= {"if": is_batch, "then": _reference(ApiKind.BATCH.value), "else": _reference("api")}
-        item["properties"] = {"kind": {"enum": ["SyncAPI", *kinds], "description": DESCRIPTIONS["kind"]}}
+        item["properties"] = {"kind": {"enum": ["SyncAPI", *kinds], "description": _description("kind")}}
     elif kinds:
-        item |= {"required": ["kind"], "properties": {"kind": {"enum": kinds, "description": DESCRIPTIONS["kind"]}}}
+        item |= {"required": ["kind"], "properties": {"kind": {"enum": kinds, "description": _description("kind")}}}
         item["allOf"] = [
             {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": _reference(name)}
             for kind, name in zip(kinds, resources, strict=True)
@@ -141,7 +143,7 @@ def _resource(form: FileGeneration, kind: ApiKind, written_kind: Json) -> Json:
         if (meaning := _meaning(form, key, field)) is not None:
             section.setdefault("description", meaning)
         if field == "kind":
-            section["properties"][leaf] = {**written_kind, "description": DESCRIPTIONS["kind"]}
+            section["properties"][leaf] = {**written_kind, "description": _description("kind")}
         elif field == IGNORED:
             section["properties"][leaf] = {"description": "accepted for compatibility, without effect"}
         else:
@@ -233,7 +235,7 @@ def _default(field: str, info: FieldInfo, defaults: Api) -> Any:
 
 
 def _description(field: str) -> str:
-    return DESCRIPTIONS.get(field.removesuffix("_s"), "")
+    return _LINK.sub(r"\1", DESCRIPTIONS.get(field.removesuffix("_s"), ""))
 
 
 # Fields and annotations.
