@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from cortex.dev import debugger
 from cortex.dev.link import CONNECTION, Link
 from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
-from cortex.dev.reload.hot_swap import ProjectSources, SwapError
+from cortex.dev.reload.hot_swap import SwapError
+from cortex.dev.reload.project_sources import ProjectSources
 from cortex.dev.reload.source_changes import NewProcess
 from cortex.errors import CortexError, UserError
 from cortex.lifecycle import ApiKind

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cortex.dev.reload.hot_swap import ModuleSource, ProjectSources, SwapError, swap
+from cortex.dev.reload.hot_swap import ModuleSource, SwapError, swap
+from cortex.dev.reload.project_sources import ProjectSources
 from cortex.dev.reload.source_changes import NewProcess, decide
 from cortex.predictor.importing import import_user_file
 
@@ -90,6 +91,14 @@ def test_arguments_and_defaults_are_replaced(module: ModuleType) -> None:
     edit(module, ("handle_post(self, x, by=1)", "handle_post(self, x: int, by=5, *, more=1)"), ("* by", "* by + more"))
     assert handler.handle_post(1) == 11
     assert module.Handler.handle_post.__annotations__ == {"x": int}
+
+
+def test_annotations_stay_text_where_the_module_says_so(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nclass A:\n    @property\n    def x(self) -> int: return 1\n"
+    with loaded(tmp_path, "lazy_module", text.encode()) as (module, sources):
+        (tmp_path / "lazy_module.py").write_text(text + "    def f(self, y: B = (1,)): return y\n")
+        assert sources.swap(None) == (["A.f()"], True)
+        assert (module.A().f(), module.A.f.__annotations__) == ((1,), {"y": "B"})
 
 
 def test_methods_and_functions_are_added_and_removed(module: ModuleType) -> None:

@@ -107,6 +107,11 @@ def test_changes_of_functions_take_effect_in_place(
             ("    @property", "    @lru_cache\n    def new(self): ...\n\n    @property"),
             "which was added, has a decorator",
         ),
+        (("    @property", "    def __new(self): ...\n\n    @property"), "Handler.__new() was added"),
+        (
+            ("    @property", "    if KIND:\n        def of_kind(self): ...\n\n    @property"),
+            "class Handler changed",
+        ),
         (("class Handler", "def prepare(x):\n    return x\n\ndef load_weights(p): ...\n\nclass Handler"), "was added"),
     ],
     ids=lambda value: value[1].strip()[:40] if isinstance(value, tuple) else None,
