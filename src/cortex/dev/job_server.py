@@ -29,8 +29,8 @@ from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER
 from cortex.operator.http.job_routes import JobRoutes
 from cortex.telemetry import Logger
 from cortex.terminal import print_line
+from cortex.worker.applications.application_server import ApplicationServer
 from cortex.worker.applications.lifespan import Lifespan
-from cortex.worker.applications.server import ApplicationServer
 from cortex.worker.http.connection import Connection
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec

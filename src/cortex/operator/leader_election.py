@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from cortex.errors import DatabaseAddressError, DatabaseUnreachableError
-from cortex.operator.http.server import create_server
+from cortex.operator.http.operator_server import create_server
 from cortex.state.queries.leader_election import ANSWER_S, SESSION_S, LeaderLock, LeaderRecord
 from cortex.telemetry import Logger
 

@@ -37,7 +37,7 @@ from cortex.operator.http.async_routes import AsyncRoutes
 from cortex.operator.http.documentation_routes import DocumentationRoutes
 from cortex.operator.http.gateway_routes import create_jobs_app
 from cortex.operator.http.job_routes import JobRoutes
-from cortex.operator.http.server import JobsServer, create_server
+from cortex.operator.http.operator_server import JobsServer, create_server
 from cortex.operator.http.services import Services
 from cortex.operator.http.worker_routes import WorkerRoutes
 from cortex.operator.infrastructure import create_infrastructure

@@ -31,10 +31,10 @@ from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
 from cortex.worker.requests.inference_routes import inference_kinds
+from cortex.worker.requests.method_server import SHARING_LOOP, MethodServer, call_slots
 from cortex.worker.requests.payload import make_headers
 from cortex.worker.requests.readiness import check_readiness
 from cortex.worker.requests.runner import CallDurations, Runner
-from cortex.worker.requests.server import SHARING_LOOP, MethodServer, call_slots
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec, RequestLimits
 from cortex.worker.worker_process import (
@@ -204,7 +204,7 @@ def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoo
 
 
 def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio.AbstractEventLoop) -> None:
-    from cortex.worker.applications.server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
+    from cortex.worker.applications.application_server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
 
     spec, file = context.spec, context.file
     server = ApplicationServer(spec, lifespan, loop, context.shared_state, file, context.tracing)
@@ -219,7 +219,7 @@ def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio
 
 
 def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.AbstractEventLoop) -> None:
-    from cortex.worker.grpc.server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
+    from cortex.worker.grpc.grpc_server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
 
     spec, shared_state = context.spec, context.shared_state
     # The iterators of streams block the thread of their method.

@@ -17,10 +17,10 @@ from cortex.predictor.loader import BoundPredictor, load, rebind
 from cortex.worker.channel import Channel
 from cortex.worker.http.connection import Connection
 from cortex.worker.monitoring.user_metrics import MetricsClient
+from cortex.worker.requests.method_server import MethodServer, call_slots
 from cortex.worker.requests.payload import make_headers
 from cortex.worker.requests.readiness import check_readiness
 from cortex.worker.requests.runner import CallDurations, Runner
-from cortex.worker.requests.server import MethodServer, call_slots
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import set_environment, set_python_path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cortex.dev.local.models import LocalFetcher
     from cortex.models.spec import Catalogue
     from cortex.predictor.batch import BatchCode
-    from cortex.worker.applications.server import ApplicationServer
+    from cortex.worker.applications.application_server import ApplicationServer
 
 
 class LocalModels:
@@ -142,8 +142,8 @@ class ApplicationApi:
 
     def load(self) -> None:
         """Import and start the application. Raises: UserError."""
+        from cortex.worker.applications.application_server import ApplicationServer  # noqa: PLC0415 - likewise
         from cortex.worker.applications.lifespan import Lifespan  # noqa: PLC0415 - other APIs start faster
-        from cortex.worker.applications.server import ApplicationServer  # noqa: PLC0415 - likewise
 
         self.predictor = load(self._spec, metrics=MetricsClient(None))
         self.predictor.after_fork()

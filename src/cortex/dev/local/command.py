@@ -16,8 +16,8 @@ from pathlib import Path
 from cortex.errors import UserError
 from cortex.supervisor.exit_reasons import name_death
 from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.command_server import FLUSH_S, CommandServer
 from cortex.worker.commands.readiness_probe import wait_until_ready
-from cortex.worker.commands.server import FLUSH_S, CommandServer
 from cortex.worker.http.connection import Connection
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec

@@ -34,8 +34,8 @@ import uvloop
 
 from cortex.worker.channel import Channel
 from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.command_server import FLUSH_S, CommandServer
 from cortex.worker.commands.readiness_probe import FAILING_S, PROBE_S, Readiness, wait_until_ready
-from cortex.worker.commands.server import FLUSH_S, CommandServer
 from cortex.worker.commands.upstream import Address
 from cortex.worker.monitoring.exchange_writer import open_exchange_writer
 from cortex.worker.monitoring.request_log import write_log

@@ -66,7 +66,7 @@ from cortex.worker.http.connection import Header
 from cortex.worker.monitoring.request_log import write_log
 
 if TYPE_CHECKING:
-    from cortex.worker.grpc.server import GrpcServer
+    from cortex.worker.grpc.grpc_server import GrpcServer
 
 #: User code waits while more bytes of its messages than this wait for the gateway.
 MAX_UNSENT_BYTES = 256 * 1024

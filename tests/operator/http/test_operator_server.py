@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from cortex.errors import UnauthorizedError
 from cortex.operator.bootstrap import listen
-from cortex.operator.http import server
+from cortex.operator.http import operator_server
 from cortex.operator.settings import OperatorSettings
 from harness.ports import free_port
 from harness.wait import PATIENCE_S
@@ -127,7 +127,7 @@ async def test_connections_without_a_permitted_request_in_progress_give_way_to_n
     request_: bytes, read: bool
 ) -> None:
     async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
-        held = await send(port, request_, server.MAX_CONNECTIONS + 2)
+        held = await send(port, request_, operator_server.MAX_CONNECTIONS + 2)
         if read:
             await asyncio.gather(*(reader.readuntil(b"200 OK") for reader, _ in held[2:]))
         for _ in range(2):
@@ -139,12 +139,12 @@ async def test_connections_without_a_permitted_request_in_progress_give_way_to_n
 
 async def test_a_connection_that_is_reset_before_it_is_accepted_counts_as_any_other() -> None:
     async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
-        for _ in range(server.MAX_CONNECTIONS):
+        for _ in range(operator_server.MAX_CONNECTIONS):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
-        held = await send(port, b"GET /livez HT", server.MAX_CONNECTIONS + 2)
+        held = await send(port, b"GET /livez HT", operator_server.MAX_CONNECTIONS + 2)
         ((reader, _),) = await send(port, GET % b"/permitted/now")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         assert await held[0][0].read() == b""
@@ -157,7 +157,7 @@ STREAM = b"GET /permitted/stream?%b HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\
 
 async def test_a_token_gives_up_a_place_only_if_it_has_more_than_half_of_them() -> None:
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
-        half = server.MAX_CONNECTIONS // 2
+        half = operator_server.MAX_CONNECTIONS // 2
         held = [*await send(port, STREAM % b"many", half + 1), *await send(port, STREAM % b"few", half - 1)]
         await asyncio.gather(*(reader.readuntil(b"100 Continue\r\n\r\n") for reader, _ in held))
         ((reader, _),) = await send(port, GET % b"/permitted/now")
@@ -171,7 +171,7 @@ async def test_a_token_gives_up_a_place_only_if_it_has_more_than_half_of_them() 
 
 async def test_requests_that_their_token_permits_keep_their_connections() -> None:
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
-        half = server.MAX_CONNECTIONS // 2
+        half = operator_server.MAX_CONNECTIONS // 2
         held = [*await send(port, STREAM % b"one", half), *await send(port, STREAM % b"two", half)]
         await asyncio.gather(*(reader.readuntil(b"100 Continue\r\n\r\n") for reader, _ in held))
         ((reader, _),) = await send(port, GET % b"/permitted/now")
