@@ -22,7 +22,7 @@ SOURCE = """
     class Handler:
         def __init__(self, config): ...
         def handle_post(self, payload):
-            return {"pid": os.getpid(), "node": os.environ["CORTEX_NODE_HOME"]}
+            return {"pid": os.getpid(), "node": os.environ["HOME"]}
 """
 CONFIG = """
     - name: where
@@ -57,4 +57,4 @@ def test_replicas_beside_the_operator_are_reached_by_their_unix_sockets(cluster:
         assert [each.rpartition(":")[0] for each in found[:-1]] == sorted(node.host for node in cluster.nodes[1:])
         answers = [on_ray.cortex.post("/where", {}) for _ in range(30)]
         assert {answer.status for answer in answers} == {200}
-        assert {answer.json["node"] for answer in answers} == {n.environ["CORTEX_NODE_HOME"] for n in cluster.nodes}
+        assert {answer.json["node"] for answer in answers} == {n.environ["HOME"] for n in cluster.nodes}
