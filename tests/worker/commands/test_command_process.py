@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -78,5 +79,5 @@ def test_no_other_user_can_see_which_ports_are_reserved(tmp_path: Path) -> None:
     for table in ("unix", "tcp", "tcp6"):
         shown = Path(f"/proc/net/{table}").read_text()
         assert f"cortex-port-{port}" not in shown
-        assert f":{port:04X} " not in shown
+        assert not re.search(f"(0100007F|0{{8,}}):{port:04X} ", shown)  # other machines may use the port, too
     os.close(lock)
