@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 from collections.abc import Iterator
@@ -109,11 +108,6 @@ class Browser:
         """Set the preferred colour scheme: "light" or "dark"."""
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self._devtools("Emulation.setEmulatedMedia", features=[feature])
-
-    def screenshot(self, file: Path) -> None:
-        """Write a PNG of the whole page."""
-        shot = self._devtools("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def _act(self, device: str, actions: list[dict[str, Any]]) -> None:
         self._call("POST", "/actions", {"actions": [{"type": device, "id": device, "actions": actions}]})
