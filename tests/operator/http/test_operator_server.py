@@ -38,7 +38,7 @@ async def serving(answers: asyncio.Event, check_validity: Callable[[Any], None] 
         await send({"type": "http.response.body", "body": b"x" * 100_000})
 
     listener = listen(OperatorSettings(operator_port=free_port()))
-    made = server.create_server(app, None, check_validity)
+    made = operator_server.create_server(app, None, check_validity)
     task = asyncio.create_task(made.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
@@ -60,7 +60,7 @@ async def test_a_client_that_half_closes_receives_the_complete_response() -> Non
 
 
 async def test_a_client_that_half_closes_is_disconnected_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HALF_CLOSED_S", 0.01)
+    monkeypatch.setattr(operator_server, "HALF_CLOSED_S", 0.01)
     answers = asyncio.Event()
     async with asyncio.timeout(PATIENCE_S), serving(answers) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -72,7 +72,7 @@ async def test_a_client_that_half_closes_is_disconnected_after_a_while(monkeypat
 
 
 async def test_a_client_that_ends_in_the_middle_of_its_body_is_gone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HALF_CLOSED_S", 100 * PATIENCE_S)
+    monkeypatch.setattr(operator_server, "HALF_CLOSED_S", 100 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST[:-1])
@@ -184,8 +184,8 @@ async def test_requests_that_their_token_permits_keep_their_connections() -> Non
 
 @pytest.mark.parametrize("request_", [b"", b"GET /", REQUEST[:-1], GET % b"/livez", GET % b"/permitted/now" + b"GET /"])
 async def test_requests_without_a_token_have_a_deadline(request_: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ANONYMOUS_S", 0.05)
-    monkeypatch.setattr(server, "CHECK_S", 0.01)
+    monkeypatch.setattr(operator_server, "ANONYMOUS_S", 0.05)
+    monkeypatch.setattr(operator_server, "CHECK_S", 0.01)
     async with asyncio.timeout(PATIENCE_S), serving(asyncio.Event()) as port:
         ((reader, writer),) = await send(port, request_)
         with contextlib.suppress(ConnectionError):
@@ -218,8 +218,8 @@ async def test_a_body_may_be_longer_than_a_head() -> None:
 
 
 async def test_a_permitted_request_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ANONYMOUS_S", 0.01)
-    monkeypatch.setattr(server, "CHECK_S", 0.01)
+    monkeypatch.setattr(operator_server, "ANONYMOUS_S", 0.01)
+    monkeypatch.setattr(operator_server, "CHECK_S", 0.01)
     async with asyncio.timeout(PATIENCE_S), serving(answers := asyncio.Event()) as port:
         ((reader, writer),) = await send(port, GET % b"/permitted/stream")
         asyncio.get_running_loop().call_later(0.1, answers.set)
@@ -228,7 +228,7 @@ async def test_a_permitted_request_has_no_deadline(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_stream_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CHECK_S", 0.01)
+    monkeypatch.setattr(operator_server, "CHECK_S", 0.01)
     revoked: list[str] = []
 
     def check_validity(principal: str) -> None:
@@ -260,4 +260,4 @@ class Idle(NamedTuple):
     ],
 )
 def test_the_connection_that_is_closed_is_of_the_peer_that_has_most(connections: list[Idle], victim: int) -> None:
-    assert server.choose_victim(connections) is connections[victim]
+    assert operator_server.choose_victim(connections) is connections[victim]
