@@ -498,6 +498,24 @@ def test_processes_of_a_killed_operator_are_shown_adopted_and_stopped(tmp_path: 
         assert json.loads(cortex(made.home, "status", "-o", "json").stdout)["gateway"] is None
 
 
+@pytest.mark.parametrize("mode", [(), ("--stop-all",)])
+def test_a_command_beside_a_start_in_the_foreground_uses_its_operator(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    home = tmp_path / "home"
+    port = free_port()
+    ports = ["--gateway-port", str(port), "--operator-port", str(free_port())]
+    process = subprocess.Popen([*CORTEX, "up", "--foreground", *mode, *ports], env=environ(home))
+    try:
+        wait_until((home / "run" / "start.lock").exists)
+        beside = cortex(home, "up")
+        assert (beside.returncode, f":{port}" in beside.stdout) == (0, True), beside.stderr
+        assert "is already running" in beside.stdout
+        assert process.poll() is None
+        assert cortex(home, "down").returncode == 0
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
 @pytest.mark.long
 def test_up_in_the_foreground_is_the_operator_itself(tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -27,7 +27,7 @@ from cortex import telemetry
 from cortex.cli.deploy_project import StartDeployment
 from cortex.cli.log_output import LogOutput
 from cortex.client.cleanup import stop_all
-from cortex.client.local_operator import ListenOptions, foreground_command, spawn
+from cortex.client.local_operator import ListenOptions, foreground_command, spawn, start_lock_arguments
 from cortex.home import Home
 from cortex.installation import last_operator
 from cortex.processes.backoff import Backoff
@@ -50,10 +50,11 @@ def run_foreground(
     drain_s: float,
     output: Callable[[], LogOutput],
     deployment: StartDeployment | None,
+    start_lock: int,
 ) -> int:
     """Run until a signal, or until the operator was shut down or could not start; return the exit code.
 
-    It also ends if the operator refuses `deployment`.
+    It also ends if the operator refuses `deployment`. `start_lock` is that of `lock_start`.
 
     Raises: ConflictError if an operator runs already.
     """
@@ -61,7 +62,7 @@ def run_foreground(
     telemetry.configure(home.logs_dir / "cli.log")
     # Without this, orphans become children of process 1, which in some containers reaps nothing.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervision = _Supervision(home, command, drain_s, output(), deployment)
+    supervision = _Supervision(home, command, drain_s, output(), deployment, start_lock)
     for number in _SIGNALS:
         signal.signal(number, supervision.stop)
     return supervision.run()
@@ -71,13 +72,20 @@ class _Supervision:
     """The operator's process and its successors."""
 
     def __init__(
-        self, home: Home, command: list[str], drain_s: float, output: LogOutput, deployment: StartDeployment | None
+        self,
+        home: Home,
+        command: list[str],
+        drain_s: float,
+        output: LogOutput,
+        deployment: StartDeployment | None,
+        start_lock: int,
     ) -> None:
         self._home = home
         self._command = command
         self._drain_s = drain_s
         self._output = output
         self._deployment = deployment
+        self._start_lock: int | None = start_lock  #: until the first operator has it
         self._deploy_code = 0  #: exit code of a deployment that the operator refused
         self._operator: subprocess.Popen[bytes] | None = None
         self._codes: dict[int, int] = {}  #: exit codes of processes that were reaped since the operator's last start
@@ -117,7 +125,7 @@ class _Supervision:
         while True:
             began = time.monotonic()
             self._codes.clear()
-            self._operator = operator = spawn(self._home, self._command)
+            self._operator = operator = self._spawn()
             if self._is_stopping.is_set():  # the signal may have arrived before the operator was known
                 self._signal_operator(signal.SIGTERM)
             code = operator.returncode = self._wait(operator.pid)
@@ -130,6 +138,15 @@ class _Supervision:
             self._output.write("warning", "the operator ended; starting it again", exit_code=code, delay_s=delay_s)
             if self._is_stopping.wait(delay_s):
                 return 0
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        if (lock := self._start_lock) is None:
+            return spawn(self._home, self._command)
+        try:
+            return spawn(self._home, [*self._command, *start_lock_arguments(lock)], pass_fds=[lock])
+        finally:
+            os.close(lock)
+            self._start_lock = None
 
     def _signal_operator(self, number: signal.Signals) -> None:
         # Not by the methods of Popen, which reap the process.

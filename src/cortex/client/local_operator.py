@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -131,7 +132,7 @@ def start(
     the operator does not start.
     """
     home.prepare()
-    with hold_lock(home.run_dir / "start.lock", timeout_s=math.inf):
+    with hold_lock(_start_lock_file(home), timeout_s=math.inf):
         running = read_operator(home)
         if running and _wait_until_answering(home, running):
             options.check(running)
@@ -157,6 +158,26 @@ def start(
             return other, False
 
 
+def _start_lock_file(home: Home) -> Path:
+    return home.run_dir / "start.lock"
+
+
+def lock_start(home: Home) -> int:
+    """Wait until no other command starts an operator, and keep others from it; return the descriptor of the lock.
+
+    Whoever starts the operator passes it to it with `start_lock_arguments`, and closes its own.
+    """
+    home.prepare()
+    descriptor = os.open(_start_lock_file(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def start_lock_arguments(descriptor: int) -> list[str]:
+    """Return the arguments with which an operator releases the lock of `lock_start` once it has that of the home."""
+    return ["--start-lock", str(descriptor)]
+
+
 def foreground_command(home: Home, options: ListenOptions) -> list[str]:
     """Return the command that runs the operator in the foreground. Raises: ConflictError if one is running."""
     home.prepare()
@@ -168,11 +189,13 @@ def foreground_command(home: Home, options: ListenOptions) -> list[str]:
     return options.command(home)
 
 
-def spawn(home: Home, command: Sequence[str], input_: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def spawn(
+    home: Home, command: Sequence[str], input_: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start an operator as a detached process that writes to its log file. Raises: OSError."""
     environ = {**os.environ, "CORTEX_HOME": str(home.path)}
     with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
-        return start_detached(command, output=log, input_=input_, cwd=home.path, env=environ)
+        return start_detached(command, output=log, input_=input_, cwd=home.path, env=environ, pass_fds=pass_fds)
 
 
 def _wait_until_started(home: Home, process: subprocess.Popen[bytes], log_offset: int) -> OperatorIdentity:

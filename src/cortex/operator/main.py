@@ -25,8 +25,8 @@ from cortex.telemetry import Logger, configure
 
 #: Connections of clients, one socket per replica, log files that are followed.
 _DESCRIPTORS = 16_384
-#: Option of `client/local_operator.py`.
-_WAIT = "--wait-for-input"
+#: Options of `client/local_operator.py`, which a restart must not repeat.
+_WAIT, _START_LOCK = "--wait-for-input", "--start-lock"
 _logger = Logger("cortex.operator")
 
 
@@ -35,6 +35,7 @@ def main() -> None:
     resume_garbage_collection()
     if not _may_start():
         return
+    start_lock = _inherited_start_lock()
     settings = OperatorSettings.parse(sys.argv[1:])
     allow_descriptors(_DESCRIPTORS)
     home = Home.from_environ(os.environ)
@@ -42,6 +43,8 @@ def main() -> None:
         home.prepare()
         configure(home.logs_dir / "operator.log")
         with lock_home(home):
+            if start_lock is not None:
+                os.close(start_lock)
             listener = listen(settings)
             asyncio.run(_run(home, settings, listener))
     except CortexError as error:
@@ -58,6 +61,17 @@ def _may_start() -> bool:
         return True
     sys.argv.remove(_WAIT)
     return sys.stdin.read(1) != ""
+
+
+def _inherited_start_lock() -> int | None:
+    """Return the descriptor of the lock that keeps other commands from starting an operator; None without one."""
+    if _START_LOCK not in sys.argv:
+        return None
+    index = sys.argv.index(_START_LOCK)
+    descriptor = int(sys.argv[index + 1])
+    del sys.argv[index : index + 2]
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 async def _run(home: Home, settings: OperatorSettings, listener: socket.socket) -> None:

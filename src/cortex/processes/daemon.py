@@ -84,6 +84,7 @@ def start_detached(
     input_: IO[str] | int | None = None,
     cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, so that it outlives this one. Standard error defaults to `output`.
 
@@ -97,6 +98,7 @@ def start_detached(
         cwd=cwd,
         env=None if env is None else dict(env),
         start_new_session=True,
+        pass_fds=pass_fds,
     )
 
 

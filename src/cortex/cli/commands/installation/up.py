@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from cortex import __version__
 from cortex.cli.session import Session
 from cortex.client.environments import LOCAL
-from cortex.client.local_operator import ListenOptions, foreground_command, leader_url, start
+from cortex.client.local_operator import (
+    ListenOptions,
+    foreground_command,
+    leader_url,
+    lock_start,
+    start,
+    start_lock_arguments,
+)
 from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
 from cortex.installation import Installation, read_operator
 from cortex.tls import CertificateFiles
@@ -132,14 +139,17 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             session.console.note(f"warning: {warning}")
     if (problem := find_problem(session.environ)) is not None:
         session.console.note(f"warning: traces are not exported: {problem}")
+    _wanted_installation(arguments, options, session)  # nothing changes if it is wrong
+    start_lock = lock_start(session.home) if arguments.foreground else None
     replaced = _store_installation(arguments, options, session)
-    if arguments.stop_all:
-        code = _run_with_everything(arguments, options, deployment, session)
+    if arguments.stop_all and start_lock is not None:
+        code = _run_with_everything(arguments, options, deployment, session, start_lock)
         if code and replaced is not None:
             replaced.write(session.home)
         return code
-    if arguments.foreground:
-        command = foreground_command(session.home, options)
+    if start_lock is not None:
+        command = [*foreground_command(session.home, options), *start_lock_arguments(start_lock)]
+        os.set_inheritable(start_lock, True)
         session.console.flush()
         # The operator replaces this process, so that a process manager supervises the operator itself.
         os.execve(command[0], command, {**session.environ, "CORTEX_HOME": str(session.home.path)})
@@ -192,7 +202,11 @@ def _deployment(path: str, session: Session) -> StartDeployment:
 
 
 def _run_with_everything(
-    arguments: argparse.Namespace, options: ListenOptions, deployment: StartDeployment | None, session: Session
+    arguments: argparse.Namespace,
+    options: ListenOptions,
+    deployment: StartDeployment | None,
+    session: Session,
+    start_lock: int,
 ) -> int:
     from cortex.cli.foreground import DRAIN_S, run_foreground  # noqa: PLC0415 - other starts do without
     from cortex.cli.log_output import LogOutput  # noqa: PLC0415
@@ -201,7 +215,7 @@ def _run_with_everything(
     is_json = arguments.log_format == "json" if arguments.log_format else not sys.stdout.isatty()
     drain_s = DRAIN_S if arguments.drain is None else arguments.drain
     output = partial(LogOutput, session.home.logs_dir, sys.stdout, is_json)
-    return run_foreground(session.home, options, drain_s, output, deployment)
+    return run_foreground(session.home, options, drain_s, output, deployment, start_lock)
 
 
 def _warn_about_cluster(session: Session) -> None:
@@ -213,11 +227,10 @@ def _warn_about_cluster(session: Session) -> None:
             session.console.note(f"warning: {problem}")
 
 
-def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation | None:
-    """Store the options for later starts of the operator. Return those that they replace; None if nothing changes.
-
-    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
-    """
+def _wanted_installation(
+    arguments: argparse.Namespace, options: ListenOptions, session: Session
+) -> tuple[Installation, Installation]:
+    """Return the stored options and those of this start. Raises: InputError."""
     session.home.check()
     known = Installation.read(session.home)
     wanted = known.changed(
@@ -232,6 +245,15 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
     )
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
+    return known, wanted
+
+
+def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation | None:
+    """Store the options for later starts of the operator. Return those that they replace; None if nothing changes.
+
+    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
+    """
+    known, wanted = _wanted_installation(arguments, options, session)
     if wanted == known:
         return None
     running = read_operator(session.home)
