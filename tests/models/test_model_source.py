@@ -13,6 +13,7 @@ from cortex.config.schema import Api
 from cortex.config.validate import check_file
 from cortex.models.source import model_source
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource, Pin
+from cortex.processes.codec import decode, encode
 from cortex.projects.project import ProjectFiles
 
 PROJECT = Path("/home/projects/1")
@@ -143,5 +144,5 @@ def test_pins_are_part_of_the_source_and_only_then_of_its_data() -> None:
     pin = {"model": DEFAULT_MODEL, "number": "3", "digest": "d", "size_bytes": 5, "modified_at": 1.5}
     pinned = source_of("python", {"path": "s3://b/m", "canary": True, "pinned": [pin]})
     assert pinned.pins == (Pin(**pin),)
-    assert ModelSource.from_data(json.loads(json.dumps(pinned.to_data()))) == pinned
-    assert "pins" not in source_of("python", {"path": "s3://b/m"}).to_data()
+    assert decode(ModelSource, json.loads(json.dumps(encode(pinned)))) == pinned
+    assert "pins" not in encode(source_of("python", {"path": "s3://b/m"}))

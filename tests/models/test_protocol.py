@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.models.protocol import (
+    Answer,
     CatalogueUpdate,
     Fetch,
     Fetched,
@@ -24,38 +27,42 @@ from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource
 SOURCE = ModelSource(
     "onnx", paths=(ModelPath(DEFAULT_MODEL, "s3://b/m", "predict"),), poll_interval_s=2.5, cache_size=3
 )
+PLAIN = {
+    "layout": "onnx",
+    "paths": [{"name": DEFAULT_MODEL, "url": "s3://b/m", "signature_key": "predict"}],
+    "dir": None,
+    "signature_key": None,
+    "poll_interval_s": 2.5,
+    "is_live": True,
+    "cache_size": 3,
+    "disk_cache_size": None,
+    "cache_memory_bytes": None,
+}
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        Watch("iris", SOURCE),
-        Watch("iris", ModelSource("python", dir="/models", is_live=False)),
-        Using(frozenset({"aa", "bb"})),
-        Using(frozenset()),
+MESSAGES = [
+    (Watch("iris", SOURCE), {"op": "watch", "api": "iris", "source": PLAIN}),
+    (Using(frozenset({"bb", "aa"})), {"op": "using", "digests": ["aa", "bb"]}),
+    (
         Fetch(7, "iris", SOURCE, "m", "12", "abc123"),
-        Release("abc123"),
-    ],
-)
-def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
-    line = write(request_)
-    assert line.count(b"\n") == 1
-    assert read_request(line) == request_
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Fetched(1, "/a b\n"),
-        FetchFailed(2, "no"),
+        {"op": "fetch", "id": 7, "api": "iris", "source": PLAIN, "model": "m", "version": "12", "digest": "abc123"},
+    ),
+    (Release("abc123"), {"op": "release", "digest": "abc123"}),
+    (Fetched(1, "/a b\n"), {"op": "fetched", "id": 1, "path": "/a b\n"}),
+    (FetchFailed(2, "no"), {"op": "failed", "id": 2, "message": "no"}),
+    (
         CatalogueUpdate("/a", None, None),
-        CatalogueUpdate(None, None, "down"),
-    ],
-)
-def test_an_answer_is_read_as_it_was_written(answer: Fetched | FetchFailed | CatalogueUpdate) -> None:
-    line = write(answer)
-    assert line.count(b"\n") == 1
-    assert read_answer(line) == answer
+        {"op": "catalogue", "confirmed": "/a", "candidate": None, "error": None},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "plain"), MESSAGES)
+def test_a_message_is_the_line_that_other_versions_exchange(message: Request | Answer, plain: dict[str, Any]) -> None:
+    line = write(message)
+    assert line.endswith(b"\n")
+    assert json.loads(line) == plain
+    assert (read_request if isinstance(message, Request) else read_answer)(line) == message
 
 
 def test_unknown_answers_of_a_newer_agent_are_ignored() -> None:

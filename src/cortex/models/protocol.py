@@ -6,12 +6,14 @@ else. Supervisors and workers import this module, so it must stay light.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Annotated, TypeVar
 
 import orjson
 
-from cortex.models.spec import Layout, ModelSource
+from cortex.models.spec import ModelSource
+from cortex.processes.codec import decode, encode
 
 #: Maximum length of a line; a set of 100,000 digests fits.
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -19,19 +21,36 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 T = TypeVar("T")
 
 
+def _check_digest(digest: str) -> str:
+    """Validate a digest, which becomes a file name."""
+    if not digest.isascii() or not digest.isalnum() or len(digest) > 128:
+        raise ValueError("letters and digits expected")
+    return digest
+
+
+def _check_source(source: ModelSource) -> ModelSource:
+    if bool(source.paths) == (source.dir is not None) or source.poll_interval_s <= 0:
+        raise ValueError("exactly one of paths and dir, and a poll interval above 0")
+    return source
+
+
+Digest = Annotated[str, _check_digest]
+Source = Annotated[ModelSource, _check_source]
+
+
 @dataclass(frozen=True)
 class Watch:
     """Subscribe to the catalogue of a source; once per connection."""
 
     api: str
-    source: ModelSource
+    source: Source
 
 
 @dataclass(frozen=True)
 class Using:
     """Keep these contents on disk for this client; replaces the previous set."""
 
-    digests: frozenset[str]
+    digests: frozenset[Digest]
 
 
 @dataclass(frozen=True)
@@ -40,17 +59,17 @@ class Fetch:
 
     id: int  #: chosen by the client; the answer repeats it
     api: str
-    source: ModelSource
+    source: Source
     model: str
     version: str
-    digest: str
+    digest: Digest
 
 
 @dataclass(frozen=True)
 class Release:
     """Release a fetched content."""
 
-    digest: str
+    digest: Digest
 
 
 @dataclass(frozen=True)
@@ -73,105 +92,38 @@ class FetchFailed:
 class CatalogueUpdate:
     """Files with the newest catalogues; `error` is the reason why the source can't be listed at present."""
 
-    confirmed: str | None
-    candidate: str | None
-    error: str | None
+    confirmed: str | None = None
+    candidate: str | None = None
+    error: str | None = None
 
 
 Request = Watch | Using | Fetch | Release
 Answer = Fetched | FetchFailed | CatalogueUpdate
 
+_REQUESTS: dict[str, type[Request]] = {"watch": Watch, "using": Using, "fetch": Fetch, "release": Release}
+_ANSWERS: dict[str, type[Answer]] = {"fetched": Fetched, "failed": FetchFailed, "catalogue": CatalogueUpdate}
+_NAMES = {kind: name for name, kind in (_REQUESTS | _ANSWERS).items()}
+
 
 def write(message: Request | Answer) -> bytes:
     """Return a message as one line; `read_request` and `read_answer` parse it."""
-    return orjson.dumps(_fields(message)) + b"\n"
+    return orjson.dumps({"op": _NAMES[type(message)], **encode(message)}) + b"\n"
 
 
 def read_request(line: bytes) -> Request:
     """Parse a request. Raises: ValueError with the reason."""
-    data = _object(line)
-    match data.get("op"):
-        case "watch":
-            return Watch(_get(data, "api", str), _source(data))
-        case "using":
-            return Using(frozenset(_digest(item) for item in _get(data, "digests", list)))
-        case "fetch":
-            model, version = _get(data, "model", str), _get(data, "version", str)
-            digest = _digest(data.get("digest"))
-            return Fetch(_get(data, "id", int), _get(data, "api", str), _source(data), model, version, digest)
-        case "release":
-            return Release(_digest(data.get("digest")))
-        case other:
-            raise ValueError(f"unknown op {other!r}")
+    request = _read(_REQUESTS, line)
+    if request is None:
+        raise ValueError("unknown op")
+    return request
 
 
 def read_answer(line: bytes) -> Answer | None:
     """Parse an answer; return None for an unknown kind, which a newer agent may send. Raises: ValueError."""
-    data = _object(line)
-    match data.get("op"):
-        case "fetched":
-            return Fetched(_get(data, "id", int), _get(data, "path", str))
-        case "failed":
-            return FetchFailed(_get(data, "id", int), _get(data, "message", str))
-        case "catalogue":
-            return CatalogueUpdate(*(_optional(data, name) for name in ("confirmed", "candidate", "error")))
-        case _:
-            return None
+    return _read(_ANSWERS, line)
 
 
-def _fields(message: Request | Answer) -> dict[str, Any]:
-    match message:
-        case Watch(api, source):
-            return {"op": "watch", "api": api, "source": source.to_data()}
-        case Using(digests):
-            return {"op": "using", "digests": sorted(digests)}
-        case Fetch(number, api, source, model, version, digest):
-            content = {"model": model, "version": version, "digest": digest}
-            return {"op": "fetch", "id": number, "api": api, "source": source.to_data(), **content}
-        case Release(digest):
-            return {"op": "release", "digest": digest}
-        case Fetched(number, path):
-            return {"op": "fetched", "id": number, "path": path}
-        case FetchFailed(number, text):
-            return {"op": "failed", "id": number, "message": text}
-        case CatalogueUpdate(confirmed, candidate, error):
-            return {"op": "catalogue", "confirmed": confirmed, "candidate": candidate, "error": error}
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    data = orjson.loads(line)  # JSONDecodeError is a ValueError
-    if not isinstance(data, dict):
-        raise ValueError("not a JSON object")
-    return data
-
-
-def _get(data: dict[str, Any], name: str, kind: type[T]) -> T:
-    value = data.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
-    return value
-
-
-def _optional(data: dict[str, Any], name: str) -> str | None:
-    return None if data.get(name) is None else _get(data, name, str)
-
-
-def _digest(value: object) -> str:
-    """Validate a digest, which becomes a file name."""
-    if not isinstance(value, str) or not value.isascii() or not value.isalnum() or len(value) > 128:
-        raise ValueError("digest must be a string of letters and digits")
-    return value
-
-
-def _source(data: dict[str, Any]) -> ModelSource:
-    try:
-        source = ModelSource.from_data(_get(data, "source", dict))
-        if bool(source.paths) == (source.dir is not None) or source.poll_interval_s <= 0:
-            raise ValueError("exactly one of paths and dir, and a poll interval above 0")
-        if not all(isinstance(url, str) for url in (source.dir or "", *(path.url for path in source.paths))):
-            raise ValueError("a URL is a string")
-        if source.layout not in get_args(Layout):
-            raise ValueError(f"unknown layout {source.layout!r}")
-        return source
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"source can't be read: {error!r}") from error
+def _read(kinds: Mapping[str, type[T]], line: bytes) -> T | None:
+    data = decode(dict, orjson.loads(line))  # JSONDecodeError is a ValueError
+    kind = kinds.get(str(data.get("op")))
+    return decode(kind, data) if kind else None

@@ -7,11 +7,13 @@ the confirmed models and versions, which replicas load. Nothing here does I/O. T
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
+
+from cortex.processes.codec import ONLY_IF_SET, decode
 
 #: The name of the one model of `path`.
 DEFAULT_MODEL = "_cortex_default"
@@ -58,7 +60,8 @@ class ModelSource:
     cache_size: int | None = None  #: model versions in the memory of one process
     disk_cache_size: int | None = None  #: model versions of this API on this machine's disk
     cache_memory_bytes: int | None = None  #: memory budget of models in one process
-    pins: tuple[Pin, ...] = ()  #: of models whose latest version is not the highest one of the source
+    #: Of models whose latest version is not the highest one of the source.
+    pins: tuple[Pin, ...] = field(default=(), metadata=ONLY_IF_SET)
 
     @property
     def is_cached(self) -> bool:
@@ -71,20 +74,6 @@ class ModelSource:
         if self.dir is not None:
             return "dir"
         return "path" if self.paths and self.paths[0].name == DEFAULT_MODEL else "paths"
-
-    def to_data(self) -> dict[str, Any]:
-        """Return plain data, which `from_data` reads. It names files: without pins, it is that of older versions."""
-        data = asdict(self)
-        if not self.pins:
-            del data["pins"]
-        return data
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> ModelSource:
-        """Read the result of `to_data`; ignore unknown keys, which a newer version may write."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        pins = tuple(Pin(**pin) for pin in data.get("pins", ()))
-        return cls(**{**known, "paths": tuple(ModelPath(**path) for path in data["paths"]), "pins": pins})
 
 
 @dataclass(frozen=True)
@@ -165,17 +154,5 @@ class Catalogue:
 
     @classmethod
     def from_json(cls, data: bytes) -> Catalogue:
-        """Read the result of `to_json`. Raises: ValueError, KeyError or TypeError for anything else."""
-        plain = orjson.loads(data)
-        return cls(
-            tuple(
-                Model(
-                    item["name"],
-                    tuple(Version(**version) for version in item["versions"]),
-                    item["signature_key"],
-                    item.get("pinned"),
-                )
-                for item in plain["models"]
-            ),
-            tuple(ModelProblem(**item) for item in plain["problems"]),
-        )
+        """Read the result of `to_json`. Raises: ValueError for anything else."""
+        return decode(cls, orjson.loads(data))

@@ -10,6 +10,7 @@ from typing import Any
 
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
+from cortex.processes.codec import ONLY_IF_SET, decode, encode
 
 #: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
 DEV_VARIABLE = "CORTEX_DEV"
@@ -31,14 +32,8 @@ class RequestLimits:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> RequestLimits:
-        """Parse the fields in a message; unknown keys are ignored. Raises: KeyError, TypeError, ValueError."""
-        known = {**_OLDER_LIMITS, **data}
-        return cls(
-            timeout_s=float(known["timeout_s"]),
-            max_body_bytes=int(known["max_body_bytes"]),
-            on_disconnect=str(known["on_disconnect"]),
-            websocket_idle_s=float(known["websocket_idle_s"]),
-        )
+        """Parse the fields in a message; unknown keys are ignored. Raises: ValueError."""
+        return decode(cls, {**_OLDER_LIMITS, **data})
 
 
 #: Limits that messages and specs of older versions may lack.
@@ -55,7 +50,8 @@ class Setup:
     shell: str
     env: dict[str, str]  #: variables of the configuration, without those of `.env`
     model: str | None = None  #: a path in the project, or a location in a store, for `init(model_path, …)`
-    model_packages: dict[str, str] = field(default_factory=dict)  #: as in `config.schema.Dependencies`
+    #: As in `config.schema.Dependencies`.
+    model_packages: dict[str, str] = field(default_factory=dict, metadata=ONLY_IF_SET)
 
 
 @dataclass(frozen=True)
@@ -154,30 +150,12 @@ class ReplicaSpec(RequestLimits):
 
     def to_json(self) -> str:
         """Return one JSON object; `from_json` is its inverse."""
-        data = asdict(self)
-        if self.setup is not None and not self.setup.model_packages:
-            del data["setup"]["model_packages"]  # nodes of older versions refuse it
-        return json.dumps(data, sort_keys=True)
+        return json.dumps(encode(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
-        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored."""
-        data = _OLDER_LIMITS | json.loads(text)
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        models, setup = data.get("models"), data.get("setup")
-        return cls(
-            **{
-                **known,
-                "setup": Setup(**setup) if setup else None,
-                "sockets": tuple(data["sockets"]),
-                "command": tuple(data.get("command", ())),
-                "record_redact": tuple(data.get("record_redact", ())),
-                "node_groups": tuple(data.get("node_groups", ())),
-                "gpu_ids": tuple(data.get("gpu_ids", ())),
-                "inf_ids": tuple(data.get("inf_ids", ())),
-                "models": ModelSource.from_data(models) if models else None,
-            }
-        )
+        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored. Raises: ValueError."""
+        return decode(cls, {**_OLDER_LIMITS, **json.loads(text)})
 
     @classmethod
     def read(cls, path: Path) -> ReplicaSpec:
@@ -290,15 +268,12 @@ class ReplicaStatus:
 
     def to_json(self) -> str:
         """Return one line of JSON; `from_json` is its inverse."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(encode(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaStatus:
-        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored."""
-        data = json.loads(text)
-        processes = tuple(_process(item) for item in data["processes"])
-        models = data.get("models")
-        return cls(**{**_known(cls, data), "processes": processes, "models": _models(models) if models else None})
+        """Parse the result of `to_json`; unknown keys, of a newer version, are ignored. Raises: ValueError."""
+        return decode(cls, json.loads(text))
 
     def describe_processes(self) -> list[dict[str, Any]]:
         """Return one JSON object per process, as `cortex status` shows them."""
@@ -317,31 +292,3 @@ class ReplicaStatus:
             }
             for process in self.processes
         ]
-
-
-def _known(kind: type[ReplicaStatus | ProcessStatus | StartFailure], data: dict[str, Any]) -> dict[str, Any]:
-    return {name: data[name] for name in kind.__dataclass_fields__ if name in data}
-
-
-def _process(data: dict[str, Any]) -> ProcessStatus:
-    death, failure = data["death"], data["failure"]
-    return ProcessStatus(
-        **{
-            **_known(ProcessStatus, data),
-            "state": ProcessState(data["state"]),
-            "death": _death(death) if death else None,
-            "failure": StartFailure(**_known(StartFailure, failure)) if failure else None,
-            "deaths": tuple(map(_death, data.get("deaths", ()))),
-        }
-    )
-
-
-def _death(data: dict[str, Any]) -> Death:
-    return Death(**{**data, "cause": DeathCause(data["cause"])})
-
-
-def _models(data: dict[str, Any]) -> ModelsStatus:
-    versions = tuple(ServedVersion(**item) for item in data["versions"])
-    return ModelsStatus(
-        **{**data, "versions": versions, "problems": tuple(ModelProblem(**i) for i in data["problems"])}
-    )

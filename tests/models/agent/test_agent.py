@@ -20,6 +20,7 @@ from cortex.home import Home
 from cortex.models.agent.listing import Prefix, list_models
 from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource, Pin
+from cortex.processes.codec import encode
 from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
 from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
@@ -274,7 +275,7 @@ def test_a_client_that_does_not_read_is_not_read_from(agent: RunningAgent, model
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(agent.socket)
         client.settimeout(1)
-        line = json.dumps({"op": "fetch", "id": 1, "api": "a", "source": source.to_data(), "model": "iris"})
+        line = json.dumps({"op": "fetch", "id": 1, "api": "a", "source": encode(source), "model": "iris"})
         line = line[:-1] + ', "version": "1", "digest": "00"}\n'
         with contextlib.suppress(TimeoutError):
             for _ in range(200_000):

@@ -61,6 +61,7 @@ from cortex.models.loaded_models import VersionKey
 from cortex.models.protocol import CatalogueUpdate
 from cortex.models.spec import Catalogue, Model, ModelProblem, ModelSource, Pin, Version
 from cortex.processes.backoff import Backoff
+from cortex.processes.codec import decode, encode
 from cortex.telemetry import Logger
 
 # Debounce: pure functions from one state and a listing to the next state.
@@ -424,7 +425,7 @@ class LastCatalogues:
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = file.with_suffix(".part")
-            saved = {"api": api, "source": source.to_data(), "models": catalogue.models, "problems": ()}
+            saved = {"api": api, "source": encode(source), "models": catalogue.models, "problems": ()}
             part.write_bytes(orjson.dumps(saved))
             part.rename(file)
 
@@ -450,7 +451,7 @@ class LastCatalogues:
         return contents
 
     def _file(self, api: str, source: ModelSource) -> Path:
-        key = orjson.dumps([api, source.to_data()], option=orjson.OPT_SORT_KEYS)
+        key = orjson.dumps([api, encode(source)], option=orjson.OPT_SORT_KEYS)
         return self._folder / f"{hashlib.sha256(key).hexdigest()[:32]}.json"
 
 
@@ -459,7 +460,7 @@ def _saved_contents(file: Path) -> tuple[str, frozenset[str]]:
     try:
         data = file.read_bytes()
         plain = orjson.loads(data)
-        source = ModelSource.from_data(plain["source"])
+        source = decode(ModelSource, plain["source"])
         return str(plain["api"]), retained_digests(source, Catalogue.from_json(data))
     except (OSError, ValueError, KeyError, TypeError):
         return "", frozenset()
