@@ -13,6 +13,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -213,7 +214,6 @@ PARSERS = [
     ),
     Parser("recording: exchange", lambda data: parse_exchange(data, "a:2"), (InputError,), (EXCHANGE,)),
     Parser("JSON path", as_text(JsonPath.parse), (ValueError,), (b"$.a[0]['b c'].*",)),
-    Parser("worker: join", wire.parse_join, (WorkerMessageError,), (wire.write_join(1),)),
     Parser(
         "worker: exchange",
         wire.parse_exchange,
@@ -224,8 +224,12 @@ PARSERS = [
             b'"max_bytes":1,"wait_s":1}\n[1]',
         ),
     ),
-    Parser("worker: renew", wire.parse_renew, (WorkerMessageError,), (b'{"pid":1,"tokens":["a"],"all":true}',)),
-    Parser("worker: hook", wire.parse_hook, (WorkerMessageError,), (wire.write_hook(wire.HookReport(1, "j", "t")),)),
+    Parser(
+        "worker: hook",
+        partial(wire.parse, wire.HookReport),
+        (WorkerMessageError,),
+        (wire.write(wire.HookReport(1, "j", "t")),),
+    ),
     Parser(
         "models: request",
         protocol.read_request,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cortex.jobs.http.wire import RenewalRequest, write_renew
+from cortex.jobs.http.wire import RenewalRequest, write
 from cortex.jobs.spec import batch_id
 from cortex.lifecycle import ProcessState
 from cortex.processes.process_tree import stat_fields
@@ -187,7 +187,7 @@ class _LeaseRenewal:
     def begin(self, now: float, pid: int, tokens: tuple[str, ...]) -> None:
         """Send a renewal. If the operator is unreachable, the next one is sent when it is due."""
         self._begun_at = now
-        body = write_renew(RenewalRequest(pid, tokens))
+        body = write(RenewalRequest(pid, tokens))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -207,7 +207,7 @@ class ScriptedOperator:
 
     def hook(self, done: wire.HookReport) -> None:
         with self._turn:
-            job = next(job for job in self.jobs if job.id == done.job_id)
+            job = next(job for job in self.jobs if job.id == done.job)
             job.hooks.append(done)
             job.is_over = True
             self._turn.notify_all()
@@ -219,7 +219,7 @@ class ScriptedOperator:
             return 401, b"{}"
         name = path.rpartition("/")[2]
         if name == "join":
-            return 200, wire.write_joined(self.join(wire.parse_join(body)))
+            return 200, wire.write_joined(self.join(wire.parse(wire.JoinRequest, body).pid))
         if name == "exchange":
             answer = wire.write_exchanged(self.exchange(wire.parse_exchange(body)))
             if self.swallow_answers:
@@ -227,8 +227,8 @@ class ScriptedOperator:
                 return 0, b""
             return 200, answer
         if name == "renew":
-            return 200, wire.write_renewed(self.renew(wire.parse_renew(body)))
-        self.hook(wire.parse_hook(body))
+            return 200, wire.write(self.renew(wire.parse(wire.RenewalRequest, body)))
+        self.hook(wire.parse(wire.HookReport, body))
         return 200, b"{}"
 
 

@@ -38,11 +38,11 @@ def server() -> Iterator[JobsServer]:
 
 def test_a_worker_joins_and_is_assigned_a_job(server: JobsServer) -> None:
     server.workers.joined = Assignment("7fff", {"x": 1}, {"job_id": "7fff"}, {}, "/logs/w.log", 30.0)
-    status, body = server.as_worker("join", wire.write_join(4711))
+    status, body = server.as_worker("join", wire.write(wire.JoinRequest(4711)))
     assert (status, wire.parse_joined(body)) == (200, server.workers.joined)
     assert server.workers.calls == [("join", "sum-1", 4711, 20.0)]
     server.workers.joined = StopSignal()
-    assert wire.parse_joined(server.as_worker("join", wire.write_join(4711))[1]) == StopSignal()
+    assert wire.parse_joined(server.as_worker("join", wire.write(wire.JoinRequest(4711)))[1]) == StopSignal()
 
 
 def test_an_exchange_forwards_reports_and_returns_a_lease(server: JobsServer) -> None:
@@ -56,9 +56,9 @@ def test_an_exchange_forwards_reports_and_returns_a_lease(server: JobsServer) ->
 
 
 def test_leases_are_renewed_and_hooks_reported(server: JobsServer) -> None:
-    status, body = server.as_worker("renew", wire.write_renew(RenewalRequest(4711, ("a", "b"))))
-    assert (status, wire.parse_renewed(body)) == (200, RenewalReply(lost=("b",)))
-    assert server.as_worker("hook", wire.write_hook(HookReport(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
+    status, body = server.as_worker("renew", wire.write(RenewalRequest(4711, ("a", "b"))))
+    assert (status, wire.parse(RenewalReply, body)) == (200, RenewalReply(lost=("b",)))
+    assert server.as_worker("hook", wire.write(HookReport(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
     assert server.workers.calls[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
 
 
@@ -70,24 +70,24 @@ def test_a_wait_is_limited(server: JobsServer) -> None:
 @pytest.mark.parametrize("token", ["", "wrong", "é", worker_token("secret", "sum-2"), worker_token("other", "sum-1")])
 def test_a_worker_cannot_act_for_another_worker(server: JobsServer, token: str) -> None:
     for action in ("join", "exchange", "renew", "hook", "other"):
-        assert server.as_worker(action, wire.write_join(1), token=token)[0] == 401
-    assert server.send("POST", "/worker/sum-1/join", wire.write_join(1))[0] == 401
+        assert server.as_worker(action, wire.write(wire.JoinRequest(1)), token=token)[0] == 401
+    assert server.send("POST", "/worker/sum-1/join", wire.write(wire.JoinRequest(1)))[0] == 401
     assert server.send("GET", "/")[0] == 401
     assert server.workers.calls == []
 
 
 def test_users_cannot_call_worker_routes(server: JobsServer) -> None:
     headers = {"x-cortex-api": "sum", "authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
-    assert server.send("POST", "/worker/sum-1/join", wire.write_join(1), headers)[0] == 400
+    assert server.send("POST", "/worker/sum-1/join", wire.write(wire.JoinRequest(1)), headers)[0] == 400
     assert server.workers.calls == []
 
 
 @pytest.mark.parametrize(
     ("worker", "action", "body", "status", "code"),
     [
-        ("gone", "join", wire.write_join(1), 404, "not_found"),
-        ("sum-1", "renew", wire.write_renew(RenewalRequest(13, ())), 409, "conflict"),
-        ("sum-1", "join", wire.write_join(14), 500, "internal"),
+        ("gone", "join", wire.write(wire.JoinRequest(1)), 404, "not_found"),
+        ("sum-1", "renew", wire.write(RenewalRequest(13, ())), 409, "conflict"),
+        ("sum-1", "join", wire.write(wire.JoinRequest(14)), 500, "internal"),
         ("sum-1", "other", b"", 404, "not_found"),
         ("sum-1", "join/x", b"", 404, "not_found"),
         ("sum-1", "join", b"", 400, "bad_wire"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import orjson
 
@@ -21,10 +21,10 @@ from cortex.jobs.spec import (
     ExchangeReply,
     Lease,
     LeasedBatch,
-    RenewalReply,
     Report,
     StopSignal,
 )
+from cortex.processes.codec import decode, encode
 
 #: A longer body is rejected with 413: a worker splits its reports.
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -32,6 +32,17 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_INT = 2**53
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
+
+
+def _check_number(number: _Number) -> _Number:
+    if not 0 <= number < _MAX_INT:
+        raise ValueError(f"a number from 0 to 2^53 expected, got {number}")
+    return number
+
+
+Count = Annotated[int, _check_number]
+Seconds = Annotated[float, _check_number]
 
 
 @dataclass(frozen=True)
@@ -47,33 +58,95 @@ class ExchangeRequest:
 
 
 @dataclass(frozen=True)
+class JoinRequest:
+    """A process's request for a job."""
+
+    pid: Count
+
+
+@dataclass(frozen=True)
 class RenewalRequest:
     """The leases that a worker still works on, to be renewed."""
 
-    pid: int
+    pid: Count
     tokens: tuple[str, ...]
-    is_all: bool = False  #: the process holds no other lease: replies with others were lost
+    all: bool = False  #: the process holds no other lease: replies with others were lost
 
 
 @dataclass(frozen=True)
 class HookReport:
     """Outcome of `on_job_complete`."""
 
-    pid: int
-    job_id: str
+    pid: Count
+    job: str
     token: str
     error: str | None = None
     traceback: str = ""
 
 
-def write_join(pid: int) -> bytes:
-    """Encode a request for a job."""
-    return orjson.dumps({"pid": pid})
+# First lines of bodies.
 
 
-def parse_join(body: bytes) -> int:
-    """Return the pid of the requesting process. Raises: WorkerMessageError, as do all parsers here."""
-    return _integer(_object(body), "pid")
+@dataclass(frozen=True)
+class _Joined:
+    job: Assignment | None = None
+    stop: bool = False
+
+
+@dataclass(frozen=True)
+class _ReportHead:
+    token: str
+    upto: Count
+    failures: tuple[BatchFailure, ...]
+    seconds: Seconds
+    results: Count
+
+
+@dataclass(frozen=True)
+class _ExchangeHead:
+    pid: Count
+    job: str
+    reports: tuple[_ReportHead, ...]
+    max_batches: Count
+    max_bytes: Count
+    wait_s: Seconds
+
+
+@dataclass(frozen=True)
+class _LeaseHead:
+    token: str
+    seqs: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class _ReplyHead:
+    lease: _LeaseHead | None
+    lost: tuple[str, ...]
+    done: bool
+    hook: str | None
+    stop: bool
+
+
+def write(message: Any) -> bytes:
+    """Encode a message that is one object, or the first line of another one."""
+    try:
+        return orjson.dumps(message)
+    except TypeError:  # an error message with an unpaired surrogate, which could not be stored either
+        return orjson.dumps(_plain(encode(message)))
+
+
+def parse(kind: type[_T], body: bytes, loads: Callable[[bytes], Any] = orjson.loads) -> _T:
+    """Parse the result of `write`. Raises: WorkerMessageError, as do all parsers here."""
+    try:
+        data = loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WorkerMessageError(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise WorkerMessageError("the body is not a JSON object")
+    try:
+        return decode(kind, data)
+    except ValueError as error:
+        raise WorkerMessageError(str(error)) from None
 
 
 def write_joined(answer: Assignment | StopSignal | None) -> bytes:
@@ -83,154 +156,60 @@ def write_joined(answer: Assignment | StopSignal | None) -> bytes:
     if isinstance(answer, StopSignal):
         return b'{"stop":true}'
     # Unlike orjson, json keeps everything that a configuration may contain: NaN, integers of more than 64 bits.
-    return json.dumps({"job": asdict(answer)}).encode()
+    return json.dumps({"job": encode(answer)}).encode()
 
 
 def parse_joined(body: bytes) -> Assignment | StopSignal | None:
-    """Parse the reply to `write_join`."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise WorkerMessageError(f"the body is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise WorkerMessageError("the body is not a JSON object")
-    if data.get("stop"):
-        return StopSignal()
-    if "job" not in data:
-        return None
-    job = _get(data, "job", dict)
-    return Assignment(
-        job_id=_get(job, "job_id", str),
-        config=_get(job, "config", dict),
-        job_spec=_get(job, "job_spec", dict),
-        api_spec=_get(job, "api_spec", dict),
-        log_path=_get(job, "log_path", str),
-        lease_s=_number(job, "lease_s"),
-        batch_timeout_s=None if job.get("batch_timeout_s") is None else _number(job, "batch_timeout_s"),
-        traceparent=str(job.get("traceparent", "")),
-    )
+    """Parse the reply to a request for a job."""
+    joined = parse(_Joined, body, json.loads)
+    return StopSignal() if joined.stop else joined.job
 
 
 def write_exchange(exchange: ExchangeRequest) -> bytes:
     """Encode reports with the request for the next lease."""
-    head = {
-        "pid": exchange.pid,
-        "job": exchange.job_id,
-        "reports": [_report_head(report) for report in exchange.reports],
-        "max_batches": exchange.max_batches,
-        "max_bytes": exchange.max_bytes,
-        "wait_s": exchange.wait_s,
-    }
-    lines = [_dumps(head)]
-    lines += [b"%d %b" % (seq, _line(value)) for report in exchange.reports for seq, value in report.results]
+    reports = exchange.reports
+    heads = tuple(
+        _ReportHead(each.token, each.upto, each.failures, each.seconds, len(each.results)) for each in reports
+    )
+    limits = exchange.max_batches, exchange.max_bytes, exchange.wait_s
+    lines = [write(_ExchangeHead(exchange.pid, exchange.job_id, tuple(heads), *limits))]
+    lines += [b"%d %b" % (seq, _line(value)) for report in reports for seq, value in report.results]
     return b"\n".join(lines)
 
 
 def parse_exchange(body: bytes) -> ExchangeRequest:
     """Parse the request of `write_exchange`."""
     first, *rest = body.split(b"\n")
-    head = _object(first)
-    heads = _objects(head, "reports")
-    announced = sum(_integer(item, "results") for item in heads)
+    head = parse(_ExchangeHead, first)
+    announced = sum(report.results for report in head.reports)
     if announced != len(rest):
         raise WorkerMessageError(f"the reports announce {announced} lines of results, but the body has {len(rest)}")
     lines = iter(rest)
-    reports = tuple(_report(item, lines) for item in heads)
-    return ExchangeRequest(
-        pid=_integer(head, "pid"),
-        job_id=_get(head, "job", str),
-        reports=reports,
-        max_batches=_integer(head, "max_batches"),
-        max_bytes=_integer(head, "max_bytes"),
-        wait_s=_number(head, "wait_s"),
-    )
+    reports = tuple(_report(each, lines) for each in head.reports)
+    return ExchangeRequest(head.pid, head.job, reports, head.max_batches, head.max_bytes, head.wait_s)
 
 
 def write_exchanged(answer: ExchangeReply) -> bytes:
     """Encode the reply to reports."""
     batches = answer.lease.batches if answer.lease else ()
-    head = {
-        "lease": {"token": answer.lease.token, "seqs": [batch.seq for batch in batches]} if answer.lease else None,
-        "lost": answer.lost,
-        "done": answer.is_done,
-        "hook": answer.hook,
-        "stop": answer.stop,
-    }
-    return b"\n".join([orjson.dumps(head), *(_line(batch.payload) for batch in batches)])
+    lease = _LeaseHead(answer.lease.token, tuple(batch.seq for batch in batches)) if answer.lease else None
+    head = _ReplyHead(lease, answer.lost, answer.is_done, answer.hook, answer.stop)
+    return b"\n".join([write(head), *(_line(batch.payload) for batch in batches)])
 
 
 def parse_exchanged(body: bytes) -> ExchangeReply:
     """Parse the reply to `write_exchange`."""
     first, *payloads = body.split(b"\n")
-    head = _object(first)
-    hook = head.get("hook")
-    return ExchangeReply(
-        lease=None if head.get("lease") is None else _lease(_get(head, "lease", dict), payloads),
-        lost=_strings(head, "lost"),
-        is_done=_get(head, "done", bool),
-        hook=None if hook is None else _get(head, "hook", str),
-        stop=_get(head, "stop", bool),
-    )
+    head = parse(_ReplyHead, first)
+    lease = None if head.lease is None else _lease(head.lease, payloads)
+    return ExchangeReply(lease, head.lost, head.done, head.hook, head.stop)
 
 
-def write_renew(renewal: RenewalRequest) -> bytes:
-    """Encode a renewal."""
-    return orjson.dumps({"pid": renewal.pid, "tokens": renewal.tokens, "all": renewal.is_all})
-
-
-def parse_renew(body: bytes) -> RenewalRequest:
-    """Parse the request of `write_renew`."""
-    data = _object(body)
-    return RenewalRequest(_integer(data, "pid"), _strings(data, "tokens"), data.get("all") is True)
-
-
-def write_renewed(answer: RenewalReply) -> bytes:
-    """Encode the reply to a renewal."""
-    return orjson.dumps({"lost": answer.lost, "stop": answer.stop})
-
-
-def parse_renewed(body: bytes) -> RenewalReply:
-    """Parse the reply to `write_renew`."""
-    data = _object(body)
-    return RenewalReply(_strings(data, "lost"), _get(data, "stop", bool))
-
-
-def write_hook(done: HookReport) -> bytes:
-    """Encode the outcome of `on_job_complete`."""
-    data = {"pid": done.pid, "job": done.job_id, "token": done.token}
-    if done.error is not None:
-        data |= {"error": done.error, "traceback": done.traceback}
-    return _dumps(data)
-
-
-def parse_hook(body: bytes) -> HookReport:
-    """Parse the request of `write_hook`."""
-    data = _object(body)
-    error = None if data.get("error") is None else _get(data, "error", str)
-    traceback = "" if data.get("traceback") is None else _get(data, "traceback", str)
-    return HookReport(_integer(data, "pid"), _get(data, "job", str), _get(data, "token", str), error, traceback)
-
-
-def _report_head(report: Report) -> dict[str, Any]:
-    return {
-        "token": report.token,
-        "upto": report.upto,
-        "failures": [asdict(failure) for failure in report.failures],
-        "seconds": report.seconds,
-        "results": len(report.results),
-    }
-
-
-def _report(head: dict[str, Any], lines: Iterator[bytes]) -> Report:
-    upto = _integer(head, "upto")
-    failures = tuple(
-        BatchFailure(_integer(item, "seq"), _get(item, "error", str), _get(item, "traceback", str))
-        for item in _objects(head, "failures")
-    )
-    results = tuple(map(_result, itertools.islice(lines, head["results"])))
-    _require_ascending([failure.seq for failure in failures], upto)
-    _require_ascending([seq for seq, _ in results], upto)
-    return Report(_get(head, "token", str), upto, failures, results, _number(head, "seconds"))
+def _report(head: _ReportHead, lines: Iterator[bytes]) -> Report:
+    results = tuple(map(_result, itertools.islice(lines, head.results)))
+    _require_ascending([failure.seq for failure in head.failures], head.upto)
+    _require_ascending([seq for seq, _ in results], head.upto)
+    return Report(head.token, head.upto, head.failures, results, head.seconds)
 
 
 def _result(line: bytes) -> tuple[int, bytes]:
@@ -241,17 +220,16 @@ def _result(line: bytes) -> tuple[int, bytes]:
 
 
 def _require_ascending(seqs: Sequence[int], upto: int) -> None:
-    if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)) or (seqs and seqs[-1] > upto):
+    if any(later <= earlier for earlier, later in zip(seqs, seqs[1:], strict=False)) or (
+        seqs and not 0 <= seqs[0] <= seqs[-1] <= upto
+    ):
         raise WorkerMessageError(f"the batches of a report must ascend up to {upto}")
 
 
-def _lease(data: dict[str, Any], payloads: Sequence[bytes]) -> Lease:
-    seqs = _get(data, "seqs", list)
-    if len(seqs) != len(payloads):
-        raise WorkerMessageError(f"a lease of {len(seqs)} batches has {len(payloads)} payloads")
-    for seq in seqs:
-        _require_integer("seqs", seq)
-    return Lease(_get(data, "token", str), tuple(map(LeasedBatch, seqs, payloads)))
+def _lease(head: _LeaseHead, payloads: Sequence[bytes]) -> Lease:
+    if len(head.seqs) != len(payloads):
+        raise WorkerMessageError(f"a lease of {len(head.seqs)} batches has {len(payloads)} payloads")
+    return Lease(head.token, tuple(map(LeasedBatch, head.seqs, payloads)))
 
 
 def _line(value: bytes) -> bytes:
@@ -260,64 +238,9 @@ def _line(value: bytes) -> bytes:
     return value
 
 
-def _dumps(value: Any) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # an error message with an unpaired surrogate, which could not be stored either
-        return orjson.dumps(_plain(value))
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise WorkerMessageError(f"the body is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise WorkerMessageError("the body is not a JSON object")
-    return data
-
-
-def _get(data: dict[str, Any], key: str, kind: type[_T]) -> _T:
-    value = data.get(key)
-    if not isinstance(value, kind):
-        raise WorkerMessageError(f"{key}: {kind.__name__} expected, got {type(value).__name__}")
-    return value
-
-
-def _integer(data: dict[str, Any], key: str) -> int:
-    return _require_integer(key, data.get(key))
-
-
-def _require_integer(key: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_INT:  # a bool is an int
-        raise WorkerMessageError(f"{key}: a non-negative integer expected, got {str(value)[:50]}")
-    return value
-
-
-def _number(data: dict[str, Any], key: str) -> float:
-    value: Any = data.get(key)
-    if type(value) not in (int, float) or not 0 <= value < _MAX_INT:
-        raise WorkerMessageError(f"{key}: a number of seconds expected, got {str(value)[:50]}")
-    return float(value)
-
-
-def _strings(data: dict[str, Any], key: str) -> tuple[str, ...]:
-    values = _get(data, key, list)
-    if not all(isinstance(value, str) for value in values):
-        raise WorkerMessageError(f"{key}: strings expected")
-    return tuple(values)
-
-
-def _objects(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    values = _get(data, key, list)
-    if not all(isinstance(value, dict) for value in values):
-        raise WorkerMessageError(f"{key}: objects expected")
-    return values

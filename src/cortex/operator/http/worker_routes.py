@@ -71,7 +71,9 @@ class WorkerRoutes:
         return None if body is None else await _unless_gone(receive, action(worker, body))
 
     async def _join(self, worker: str, body: bytes) -> bytes:
-        return wire.write_joined(await self._dispatcher.join(worker, wire.parse_join(body), MAX_WAIT_S))
+        return wire.write_joined(
+            await self._dispatcher.join(worker, wire.parse(wire.JoinRequest, body).pid, MAX_WAIT_S)
+        )
 
     async def _exchange(self, worker: str, body: bytes) -> bytes:
         asked = wire.parse_exchange(body)
@@ -83,12 +85,12 @@ class WorkerRoutes:
         )
 
     async def _renew(self, worker: str, body: bytes) -> bytes:
-        asked = wire.parse_renew(body)
-        return wire.write_renewed(await self._dispatcher.renew(worker, asked.pid, asked.tokens, asked.is_all))
+        asked = wire.parse(wire.RenewalRequest, body)
+        return wire.write(await self._dispatcher.renew(worker, asked.pid, asked.tokens, asked.all))
 
     async def _hook(self, worker: str, body: bytes) -> bytes:
-        done = wire.parse_hook(body)
-        await self._dispatcher.hook_done(worker, done.pid, done.job_id, done.token, done.error, done.traceback)
+        done = wire.parse(wire.HookReport, body)
+        await self._dispatcher.hook_done(worker, done.pid, done.job, done.token, done.error, done.traceback)
         return b"{}"
 
 

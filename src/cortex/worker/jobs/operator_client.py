@@ -22,7 +22,7 @@ from http.client import HTTPException
 
 from cortex.errors import WorkerMessageError
 from cortex.jobs.http import wire
-from cortex.jobs.spec import Assignment, ExchangeReply, StopSignal
+from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, StopSignal
 from cortex.processes.backoff import Backoff
 from cortex.processes.http import UnixHttpConnection
 from cortex.worker.jobs.shared_state import SharedJobState
@@ -217,7 +217,7 @@ class LeaseClient:
             asked_at = self._clock()
             try:
                 answer = wire.parse_joined(
-                    self._connection.post("join", wire.write_join(self._pid), *_timeout(_WAIT_S))
+                    self._connection.post("join", wire.write(wire.JoinRequest(self._pid)), *_timeout(_WAIT_S))
                 )
             except (NoResponseError, WorkerMessageError):
                 self._back_off()
@@ -350,8 +350,8 @@ class LeaseClient:
         with self._changed:
             tokens = tuple(self._held)
         try:
-            body = wire.write_renew(wire.RenewalRequest(self._pid, tokens, is_all=True))
-            answer = wire.parse_renewed(self._connection.post("renew", body, _ANSWER_S))
+            body = wire.write(wire.RenewalRequest(self._pid, tokens, all=True))
+            answer = wire.parse(RenewalReply, self._connection.post("renew", body, _ANSWER_S))
         except (NoResponseError, WorkerMessageError):
             self._renew_at = self._clock() + _BACKOFF.max_s
             self._back_off()
@@ -368,7 +368,7 @@ class LeaseClient:
     def _report_hook(self) -> None:
         assert self._hook_done is not None
         try:
-            self._connection.post("hook", wire.write_hook(self._hook_done), _ANSWER_S)
+            self._connection.post("hook", wire.write(self._hook_done), _ANSWER_S)
         except NoResponseError:
             self._back_off()
             return
