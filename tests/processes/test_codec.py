@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.lifecycle import ProcessState
-from cortex.processes.codec import ONLY_IF_SET, decode, encode
+from cortex.processes.codec import NEWER, decode, encode, newer
 
 
 def check_even(number: int) -> int:
@@ -38,7 +38,8 @@ class Message:
     counts: Mapping[str, dict[int, int]] = field(default_factory=dict)
     anything: Any = None
     plain: dict[str, Any] = field(default_factory=dict)
-    recent: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
+    recent: tuple[str, ...] = newer(("a",))
+    recent_counts: dict[str, int] = field(default_factory=dict, metadata=NEWER)
 
 
 MESSAGE = Message(1, 0.5, True, "a", 2, ())
@@ -89,9 +90,11 @@ def test_keys_of_a_newer_version_are_ignored_unless_they_must_be_refused() -> No
         decode(Message, DATA | {"first": part}, refuse_unknown=True)
 
 
-def test_a_key_that_older_versions_refuse_is_left_out_while_it_is_empty() -> None:
-    assert "recent" not in encode(MESSAGE)
-    assert encode(Message(**{**vars(MESSAGE), "recent": ("a",)}))["recent"] == ["a"]
+def test_a_key_that_older_versions_refuse_is_left_out_at_its_default() -> None:
+    assert encode(MESSAGE).keys().isdisjoint({"recent", "recent_counts"})
+    changed = replace(MESSAGE, recent=(), recent_counts={"a": 1})
+    assert encode(changed).items() >= {"recent": [], "recent_counts": {"a": 1}}.items()
+    assert decode(Message, encode(changed)) == changed
 
 
 @pytest.mark.parametrize(

@@ -5,29 +5,14 @@ Pure data. The field names are the keys of the JSON form, which operators and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from cortex.gateway.addresses import host_of, is_path
 from cortex.gateway.protocols import Protocol
 from cortex.payloads.json_object import Json
-
-#: Fields that the JSON form lacks at these values, because nodes of an older version refuse them.
-_LEFT_OUT = {
-    "cors": None,
-    "has_docs": False,
-    "operator_socket": "",
-    "subpaths": ("/v2",),
-    "sticky": False,
-    "replica_protocol": "calls",
-    "canary": None,
-    "finishes_calls": False,
-    "gets_copies": False,
-    "v2_at_root": False,
-    "connections_per_address": 0,
-}
+from cortex.processes.codec import decode, encode, newer
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ class Canary:
 
     percent: int  #: 0 to 100
     servers: tuple[Server, ...] = ()
-    gets_copies: bool = False  #: of all requests that `servers` of the API get; its responses are dropped
+    gets_copies: bool = newer(False)  #: of all requests that `servers` of the API get; its responses are dropped
 
 
 @dataclass(frozen=True)
@@ -82,14 +67,14 @@ class ApiBackend:
     holds: bool = False  #: while `servers` is empty, requests wait for a server instead of being refused
     access_log: bool = False  #: write one line per request to the access log
     needs_key: bool = False  #: require an API key
-    cors: Cors | None = None  #: None: pages of every origin may read responses
-    has_docs: bool = False  #: the operator answers `openapi.json` and `docs` below the endpoint
-    subpaths: tuple[str, ...] = ("/v2",)  #: all paths below these, after the endpoint, lead to its replicas
+    cors: Cors | None = newer(None)  #: None: pages of every origin may read responses
+    has_docs: bool = newer(False)  #: the operator answers `openapi.json` and `docs` below the endpoint
+    subpaths: tuple[str, ...] = newer(("/v2",))  #: all paths below these, after the endpoint, lead to its replicas
 
-    sticky: bool = False  #: send the requests of a client to the same process, by a cookie
-    replica_protocol: Protocol = Protocol.CALLS  #: of `servers`
-    canary: Canary | None = None  #: None: `servers` get all requests
-    finishes_calls: bool = False  #: a request is finished although its client disconnects
+    sticky: bool = newer(False)  #: send the requests of a client to the same process, by a cookie
+    replica_protocol: Protocol = newer(Protocol.CALLS)  #: of `servers`
+    canary: Canary | None = newer(None)  #: None: `servers` get all requests
+    finishes_calls: bool = newer(False)  #: a request is finished although its client disconnects
 
     @property
     def protocol(self) -> Protocol:
@@ -119,8 +104,8 @@ class Split:
     shares: tuple[Share, ...]  #: the percentages add up to 100
     shadow: Share | None = None  #: receives copies of this percentage of requests; its responses are dropped
     needs_key: bool = False  #: require an API key here; the APIs then don't check it again
-    cors: Cors | None = None  #: None: those of the first of its APIs that has them
-    has_docs: bool = False  #: as that of an API
+    cors: Cors | None = newer(None)  #: None: those of the first of its APIs that has them
+    has_docs: bool = newer(False)  #: as that of an API
 
 
 @dataclass(frozen=True)
@@ -140,9 +125,9 @@ class RoutingTable:
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     gateway_secret: str = field(default="", repr=False)  #: sent to replicas over TCP; "": nothing is sent
-    operator_socket: str = ""  #: of the operator, which answers requests for documentation; "": nobody does
-    v2_at_root: bool = False  #: also serve the Open Inference Protocol at `/v2`, with the names of APIs as models
-    connections_per_address: int = 0  #: limit of connections from one address; 0: by the gateway's memory
+    operator_socket: str = newer("")  #: of the operator, which answers requests for documentation; "": nobody does
+    v2_at_root: bool = newer(False)  #: also serve the Open Inference Protocol at `/v2`, with APIs as models
+    connections_per_address: int = newer(0)  #: limit of connections from one address; 0: by the gateway's memory
 
     def with_local_sockets(self, folders: Mapping[str, Path]) -> RoutingTable:
         """Return the table for the gateway of a machine whose sockets folder is given for each of its addresses.
@@ -171,63 +156,13 @@ def _with_local_sockets(servers: Iterable[Server], folders: Mapping[str, Path]) 
 
 def table_to_json(table: RoutingTable) -> Json:
     """Return the JSON form, which includes the gateway's secret."""
-
-    def present(pairs: list[tuple[str, Any]]) -> Json:
-        return {name: value for name, value in pairs if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
-
-    return asdict(table, dict_factory=present)
+    data: Json = encode(table)
+    return data
 
 
-def table_from_json(data: Mapping[str, Any]) -> RoutingTable:
+def table_from_json(data: Json) -> RoutingTable:
     """Parse the JSON form.
 
-    Unknown fields are refused, not ignored: one of them may restrict the access to an API.
-    Raises: KeyError, TypeError, ValueError or AttributeError for anything else.
+    Unknown fields are refused, not ignored: one of them may restrict the access to an API. Raises: ValueError.
     """
-    table = _parse(data, backends=_each(_parse_backend), splits=_each(_parse_split), keys=_each(_parse_key))
-    return RoutingTable(**table)
-
-
-def _parse_backend(data: Mapping[str, Any]) -> ApiBackend:
-    servers = _each(lambda server: Server(**server))
-    return ApiBackend(
-        **_parse(
-            data,
-            servers=servers,
-            cors=_parse_cors,
-            subpaths=tuple,
-            replica_protocol=Protocol,
-            canary=lambda canary: None if canary is None else Canary(**_parse(canary, servers=servers)),
-        )
-    )
-
-
-def _parse_split(data: Mapping[str, Any]) -> Split:
-    return Split(
-        **_parse(
-            data,
-            shares=_each(_parse_share),
-            shadow=lambda share: None if share is None else _parse_share(share),
-            cors=_parse_cors,
-        )
-    )
-
-
-def _parse_cors(data: Mapping[str, Any] | None) -> Cors | None:
-    return None if data is None else Cors(**_parse(data, origins=tuple, headers=tuple))
-
-
-def _parse_share(data: Mapping[str, Any]) -> Share:
-    return Share(**data)
-
-
-def _parse_key(data: Mapping[str, Any]) -> ApiKey:
-    return ApiKey(**_parse(data, apis=tuple))
-
-
-def _each(parse: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return lambda items: tuple(parse(item) for item in items)
-
-
-def _parse(data: Mapping[str, Any], **parsers: Callable[[Any], Any]) -> Json:
-    return {name: parsers[name](value) if name in parsers else value for name, value in data.items()}
+    return decode(RoutingTable, data, refuse_unknown=True)

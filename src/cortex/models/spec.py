@@ -13,7 +13,7 @@ from typing import Literal
 
 import orjson
 
-from cortex.processes.codec import ONLY_IF_SET, decode
+from cortex.processes.codec import decode, newer
 
 #: The name of the one model of `path`.
 DEFAULT_MODEL = "_cortex_default"
@@ -60,8 +60,7 @@ class ModelSource:
     cache_size: int | None = None  #: model versions in the memory of one process
     disk_cache_size: int | None = None  #: model versions of this API on this machine's disk
     cache_memory_bytes: int | None = None  #: memory budget of models in one process
-    #: Of models whose latest version is not the highest one of the source.
-    pins: tuple[Pin, ...] = field(default=(), metadata=ONLY_IF_SET)
+    pins: tuple[Pin, ...] = newer(())  #: of models whose latest version is not the highest one of the source
 
     @property
     def is_cached(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -18,15 +18,20 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast, get_
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 
-#: Metadata of a dataclass field that is left out while it is empty: older versions refuse its key.
-ONLY_IF_SET = {"is_only_if_set": True}
+#: Metadata of a dataclass field that is left out at its default: readers of older versions refuse its key.
+NEWER = {"is_newer": True}
+
+
+def newer(default: T) -> T:
+    """Define a field with the metadata `NEWER`."""
+    return field(default=default, metadata=NEWER)
 
 
 def encode(value: Any) -> Any:
     """Return a value as data for `json` or `orjson`; `decode` is the inverse."""
     if is_dataclass(value):
         items = [(each, getattr(value, each.name)) for each in fields(value)]
-        return {each.name: encode(item) for each, item in items if item or not each.metadata.get("is_only_if_set")}
+        return {each.name: encode(item) for each, item in items if not _is_left_out(each, item)}
     if isinstance(value, Mapping):
         return {key: encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -37,6 +42,11 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], data: object, *, refuse_unknown: bool = False) -> T:
     """Return JSON data as a value of the type `kind`. Raises: ValueError, which names the key."""
     return cast(T, _decoder(cast(Any, kind), refuse_unknown)(data))
+
+
+def _is_left_out(each: Field[Any], value: Any) -> bool:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    return "is_newer" in each.metadata and value == default
 
 
 @cache

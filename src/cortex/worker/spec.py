@@ -10,7 +10,7 @@ from typing import Any
 
 from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.models.spec import HOME_PATH, ModelProblem, ModelSource
-from cortex.processes.codec import ONLY_IF_SET, decode, encode
+from cortex.processes.codec import NEWER, decode, encode
 
 #: Set in processes of `cortex dev`, whose tracebacks appear in its terminal.
 DEV_VARIABLE = "CORTEX_DEV"
@@ -51,7 +51,7 @@ class Setup:
     env: dict[str, str]  #: variables of the configuration, without those of `.env`
     model: str | None = None  #: a path in the project, or a location in a store, for `init(model_path, …)`
     #: As in `config.schema.Dependencies`.
-    model_packages: dict[str, str] = field(default_factory=dict, metadata=ONLY_IF_SET)
+    model_packages: dict[str, str] = field(default_factory=dict, metadata=NEWER)
 
 
 @dataclass(frozen=True)
