@@ -15,6 +15,7 @@ import pytest
 from cortex.gateway.runtime_api import BackendState, RuntimeApi, Unresponsive
 from cortex.gateway.statistics import BackendStats, RefusedConnections, ResponseCounters, average_ms, sum_stats
 from cortex.home import Home
+from cortex.processes.codec import decode, encode
 from cortex.processes.identity import Identity
 from harness.servers.upstream import Answer, Client, Load, World, ask, backend, eventually, table, world
 
@@ -127,7 +128,7 @@ def test_the_sum_of_none_is_zero_and_of_one_is_itself() -> None:
 
 def test_stats_survive_the_round_trip_through_json() -> None:
     for stats in (BUSY, BackendStats(0, 0)):
-        assert BackendStats.from_json(json.loads(json.dumps(stats.to_json()))) == stats
+        assert decode(BackendStats, json.loads(json.dumps(encode(stats)))) == stats
 
 
 async def counted(w: World, api: str = "iris") -> dict[int, int]:

@@ -17,6 +17,7 @@ from cortex.gateway.routes import RoutingTable, table_to_json
 from cortex.gateway.statistics import BackendStats
 from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
+from cortex.processes.codec import decode
 from cortex.telemetry import Logger
 
 #: How long callers wait for a gateway that was in time so far; after a timeout they don't wait for it at all.
@@ -174,7 +175,7 @@ class GatewayClient:
                 case "gateway":
                     self._counts = str(message["counts"])
                 case "stats":
-                    self.stats = {name: BackendStats.from_json(each) for name, each in message["apis"].items()}
+                    self.stats = decode(dict[str, BackendStats], message["apis"])
                     self._on_stats(self, self._counts, self.stats)
                 case "refused":
                     raise PeerError(str(message.get("reason")))

@@ -26,6 +26,7 @@ from cortex.gateway.base import Gateway
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.statistics import BackendStats, sum_stats
 from cortex.home import write_private
+from cortex.processes.codec import decode
 from cortex.telemetry import Logger
 
 #: A gateway that does not answer, on a node that left the cluster, is dropped after this time.
@@ -357,12 +358,8 @@ class GatewayTotals:
     def load(self) -> None:
         """Load the totals of the last operator; start empty if the file is not readable."""
         try:
-            data = json.loads(self._file.read_text())
-            self._gateways = {
-                str(host): _GatewayCounts(str(each["counts"]), _parse(each["newest"]), _parse(each["before"]))
-                for host, each in data.items()
-            }
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            self._gateways = decode(dict[str, _GatewayCounts], json.loads(self._file.read_text()))
+        except (OSError, ValueError):
             self._gateways = {}
 
     def save(self) -> None:
@@ -404,10 +401,6 @@ class GatewayTotals:
                 for kind, count in counts.get(api, {}).items():
                     total[kind] = total.get(kind, 0) + count
         return total
-
-
-def _parse(data: Any) -> Counts:
-    return {str(api): {int(kind): int(count) for kind, count in responses.items()} for api, responses in data.items()}
 
 
 def _agent_name(host: str) -> str:

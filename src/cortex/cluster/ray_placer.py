@@ -20,16 +20,15 @@ from urllib.parse import urlsplit
 
 from cortex.cluster.node.start import NodeStart
 from cortex.cluster.placement import (
-    Amounts,
     ClusterResources,
     NodeAddress,
-    NodeResources,
     Placement,
     Resources,
     choose_group,
 )
 from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
+from cortex.processes.codec import decode
 from cortex.telemetry import Logger
 
 STARTUP_TIMEOUT_S = 20.0
@@ -274,11 +273,7 @@ class RayPlacer:
                 self._change(name, "lost", None, "Ray's head has lost it")
 
     def _on_resources(self, event: Json) -> None:
-        nodes = {
-            node_id: NodeResources(**{**node, "node_groups": frozenset(node["node_groups"])})
-            for node_id, node in event["nodes"].items()
-        }
-        found = ClusterResources(Amounts(**event["total"]), Amounts(**event["free"]), nodes)
+        found = decode(ClusterResources, event)
         self._has_tried.set()  # existing actors have had `_ADOPT_S` to answer
         if found != self._resources or self._reason:
             self._resources = found

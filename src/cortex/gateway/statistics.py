@@ -28,13 +28,14 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cortex.gateway.maps import api_of
 from cortex.gateway.runtime_api import ANSWER_TIMEOUT_S, BackendState, RuntimeApi
 from cortex.home import write_private
+from cortex.processes.codec import decode
 from cortex.processes.identity import Identity
 from cortex.telemetry import Logger
 
@@ -58,22 +59,6 @@ class BackendStats:
     servers: Mapping[str, int] = field(default_factory=dict)  #: in flight by server, including draining ones
     responses: Mapping[int, int] = field(default_factory=dict)  #: total by class of status, 1 to 5; never decreases
     average_ms: float | None = None  #: duration of the latest requests
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BackendStats:
-        """Parse the JSON form. Raises: KeyError, TypeError, ValueError for anything else."""
-        return cls(
-            in_flight=int(data["in_flight"]),
-            queued=int(data["queued"]),
-            requests=int(data["requests"]),
-            servers={str(name): int(count) for name, count in data["servers"].items()},
-            responses={int(kind): int(count) for kind, count in data["responses"].items()},
-            average_ms=None if data["average_ms"] is None else float(data["average_ms"]),
-        )
 
 
 def backend_stats(states: Sequence[BackendState], responses: Mapping[int, int]) -> BackendStats:
@@ -173,8 +158,8 @@ class ResponseCounters:
 
     def load(self, data: Any) -> None:
         """Load the JSON form. Raises: ValueError, TypeError, KeyError, AttributeError for anything else."""
-        ended = _parse_counts(data["ended"])
-        living = {Identity.from_json(each): _parse_counts(each["responses"]) for each in data["living"]}
+        ended = decode(Counts, data["ended"])
+        living = {Identity.from_json(each): decode(Counts, each["responses"]) for each in data["living"]}
         self._ended, self._living, self._reported = ended, living, {}
 
 
@@ -192,10 +177,6 @@ def _add(totals: Counts, counts: Mapping[str, Mapping[int, int]]) -> None:
         total = totals.setdefault(api, {})
         for kind, count in responses.items():
             total[kind] = total.get(kind, 0) + count
-
-
-def _parse_counts(data: Any) -> Counts:
-    return {str(api): {int(kind): int(count) for kind, count in responses.items()} for api, responses in data.items()}
 
 
 class RefusedConnections:

@@ -45,8 +45,9 @@ def decode(kind: type[T], data: object, *, refuse_unknown: bool = False) -> T:
 
 
 def _is_left_out(each: Field[Any], value: Any) -> bool:
-    default = each.default if each.default_factory is MISSING else each.default_factory()
-    return "is_newer" in each.metadata and value == default
+    if "is_newer" not in each.metadata:
+        return False
+    return bool(value == (each.default if each.default_factory is MISSING else each.default_factory()))
 
 
 @cache

@@ -21,6 +21,7 @@ from cortex.gateway.routes import RoutingTable, table_from_json, table_to_json
 from cortex.gateway.statistics import BackendStats
 from cortex.home import Home, write_private
 from cortex.payloads.json_object import Json
+from cortex.processes.codec import encode
 from cortex.telemetry import Logger
 
 #: Interval of statistics that changed, and of those that did not, which serve as heartbeats.
@@ -232,7 +233,7 @@ class NodeGateway:
             stats = await self._stats()
             if stats != sent or loop.time() - sent_at >= HEARTBEAT_S:
                 sent, sent_at = stats, loop.time()
-                connection.send({"event": "stats", "apis": {name: each.to_json() for name, each in stats.items()}})
+                connection.send({"event": "stats", "apis": encode(stats)})
                 with contextlib.suppress(PeerError):  # `serve` notices it
                     await connection.drain()
             await asyncio.sleep(STATS_S)
