@@ -33,6 +33,7 @@ from cortex.gateway.addresses import host_of, is_address, numeric
 from cortex.home import Home
 from cortex.payloads.json_object import Json
 from cortex.processes.backoff import Backoff
+from cortex.processes.codec import decode
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import peer_of
 from cortex.telemetry import Logger
@@ -178,7 +179,7 @@ class NodeClient:
         request = {"purpose": "logs", "folder": folder, "replica": replica, "tail": tail, "follow": follow}
         async with self._request(request) as connection:
             while (message := await self._next_lines(connection, follow)) is not None:
-                yield [LogLine(**line) for line in message.get("lines", ())]
+                yield decode(list[LogLine], message.get("lines", []))
                 if message.get("end"):
                     return
         raise PeerError(f"{self.address.host} closed the connection")

@@ -20,6 +20,7 @@ from typing import BinaryIO, Protocol
 
 from cortex.engine.log_writer import SUPERVISOR
 from cortex.errors import InputError
+from cortex.processes.codec import newer
 
 _FILE_NAME = re.compile(r"(?P<replica>.+)\.log(?:\.\d+)?")
 _BLOCK_BYTES = 64 * 1024
@@ -41,7 +42,7 @@ class LogLine:
     stream: str  #: STDOUT, STDERR or SUPERVISOR
     text: str
     request_id: str = ""  #: of the request that printed it; empty if unknown
-    trace_id: str = ""  #: of the trace that the request belongs to, by its header `traceparent`
+    trace_id: str = newer("")  #: of the trace that the request belongs to, by its header `traceparent`
 
     @property
     def time(self) -> datetime:

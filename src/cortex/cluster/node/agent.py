@@ -16,7 +16,7 @@ import signal
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,13 +29,14 @@ from cortex.cluster.node.relay import NodeRelay
 from cortex.cluster.node.start import IDENTITY_FILE, OVER, PROTOCOL, RESERVE_SOCKET
 from cortex.cluster.transport import PeerConnection, listen
 from cortex.engine.local import LocalEngine
-from cortex.engine.logs import LocalLogs, LogLine
+from cortex.engine.logs import LocalLogs
 from cortex.engine.model_agent import ModelAgent
 from cortex.engine.usage import CpuMeter, resource_usage, usage_to_json
 from cortex.errors import CortexError
 from cortex.gateway.access_log import LocalAccess
 from cortex.home import Home, write_private
 from cortex.payloads.json_object import Json
+from cortex.processes.codec import encode
 from cortex.processes.identity import Identity
 from cortex.processes.sockets import allow_descriptors
 from cortex.telemetry import Logger, configure
@@ -290,7 +291,7 @@ class NodeAgent:
         lines = LocalLogs(self._home.logs_dir).logs(
             str(request["folder"]), request.get("replica"), None if tail is None else int(tail), bool(request["follow"])
         )
-        await _send_lines(connection, lines, lambda part, more: {"lines": [_line(line) for line in part]})
+        await _send_lines(connection, lines, lambda part, more: {"lines": encode(part)})
 
     # Its own description.
 
@@ -308,11 +309,6 @@ class NodeAgent:
 
     def _needs_model_agent(self) -> bool:
         return any(spec.model_agent_socket for spec, _ in self._hosting.replicas().values())
-
-
-def _line(line: LogLine) -> Json:
-    """Return the JSON form; without a trace id, which operators of older versions refuse, if there is none."""
-    return {name: value for name, value in asdict(line).items() if value or name != "trace_id"}
 
 
 async def _send_lines(
