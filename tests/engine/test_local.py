@@ -115,6 +115,20 @@ async def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(
         assert engine.replicas()[spec.id] == (spec, before)
 
 
+async def test_a_running_replica_whose_spec_can_not_be_read_is_ended(home: Home, tmp_path: Path) -> None:
+    spec = make_spec(home, tmp_path)
+    async with engine_of(home, stop_all=False) as engine:
+        await engine.start(spec)
+        await until(lambda: is_ready(engine, spec))
+        before = status(engine, spec)
+    assert before is not None
+    (home.replicas_dir / spec.id / "spec.json").write_text('{"id": 1}')
+    async with engine_of(home) as engine:
+        assert not engine.replicas()
+        await until(lambda: not psutil.pid_exists(before.supervisor_pid))
+        assert not (home.replicas_dir / spec.id).exists()
+
+
 async def test_a_replica_with_a_slow_supervisor_is_adopted_with_its_status(home: Home, tmp_path: Path) -> None:
     spec = make_spec(home, tmp_path)
     async with engine_of(home, stop_all=False) as engine:

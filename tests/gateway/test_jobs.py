@@ -17,7 +17,7 @@ from harness.servers.upstream import Client, World, ask, backend, eventually, ta
 
 pytestmark = pytest.mark.processes
 
-AWAY = "the operator is not running; jobs can't be submitted, queried or stopped now"
+AWAY = "the operator is not running; jobs and workloads can't be submitted, queried or stopped now"
 JOB = "68ad3f6c5cbb5c00"
 
 

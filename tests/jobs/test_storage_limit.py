@@ -72,6 +72,21 @@ async def test_room_is_made_in_the_background_before_there_is_none() -> None:
     assert stored.measured == [900, 900, 900]
 
 
+async def test_a_failed_submission_gives_back_only_what_is_counted() -> None:
+    now = [0.0]
+    limit, _ = limit_of([0, 350], lambda: now[0])
+    with pytest.raises(ValueError, match="it fails"), limit.submission("a", MAX) as admit:
+        admit(600)
+        await settle()  # the first measurement found nothing
+        now[0] = 1.0
+        limit.admit("a", 350, MAX)  # stored when the second one finds it, of these rows only
+        await settle()
+        raise ValueError("it fails")
+    with pytest.raises(BusyError):
+        limit.admit("a", 301, MAX)  # 350 were found, and 350 arrived meanwhile
+    limit.admit("a", 300, MAX)
+
+
 async def test_what_is_larger_than_the_limit_never_has_room() -> None:
     limit, stored = limit_of([])
     with pytest.raises(TooLargeError, match="callers of a may store 1000 bytes; raise networking.max_stored_size"):

@@ -200,9 +200,9 @@ def test_reports_unreadable_files_and_folders(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (b"new\nline", "new�line: has a control character in its name (rename it)"),
-        (b"caf\xe9.txt", "caf�.txt: has a name that is not UTF-8 (rename it)"),
-        (b"back\\slash", "back\\slash: has a backslash in its name (rename it)"),
+        (b"new\nline", "new�line: has a control character in its name (rename or move it)"),
+        (b"caf\xe9.txt", "caf�.txt: has a name that is not UTF-8 (rename or move it)"),
+        (b"back\\slash", "back\\slash: has a backslash in its name (rename or move it)"),
     ],
 )
 def test_rejects_invalid_names(root: Path, name: bytes, message: str) -> None:
@@ -216,7 +216,7 @@ def test_rejects_folders_that_are_nested_too_deeply(root: Path) -> None:
     assert (root.parent / "copy" / ("d/" * 100 + "a")).exists()
     write(root, "d/" * 500 + "a")
     (problem,) = problems(root)
-    assert problem.endswith("d: is in more than 100 nested folders (rename it)")
+    assert problem.endswith("d: is in more than 100 nested folders (rename or move it)")
 
 
 def test_rejects_large_projects_early_and_names_the_largest_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from cortex.jobs.http.view import JobView
 from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
 from cortex.jobs.spec import JobOptions, JobRecord, Submission, Upload, Workload, WorkloadView
+from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import AsyncRoutes
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER
 from cortex.operator.http.job_routes import JobRoutes
@@ -182,8 +183,9 @@ class JobServer:
                 self._print(work)
             elif isinstance(work, Workload) and isinstance(self._api, AsyncApi):
                 view = self._api.run(work)
-                shown = view.value.decode(errors="replace")[:_SHOWN_CHARACTERS]
-                print_line(f"workload {view.id} {view.status.value}: {shown}", sys.stderr)
+                if view.status is not WorkloadStatus.FAILED:  # else its traceback is printed
+                    shown = view.value.decode(errors="replace")[:_SHOWN_CHARACTERS]
+                    print_line(f"workload {view.id} {view.status.value}: {shown}", sys.stderr)
 
     def stop(self) -> None:
         """Make `run` return after the job that runs. On any thread."""

@@ -207,13 +207,16 @@ class LocalEngine:
         running.watcher = asyncio.create_task(self._watch(running), name=f"watch {running.spec.id}")
 
     async def _adopt(self, run_dir: Path) -> None:
-        try:
-            spec = ReplicaSpec.read(run_dir / SPEC_FILE)
-        except (OSError, ValueError, KeyError, TypeError):
-            remove_tree(run_dir)  # its start was interrupted before anything ran
-            return
         supervisor = Daemon(run_dir / IDENTITY_FILE)
         supervisor.adopt()
+        try:
+            spec = ReplicaSpec.read(run_dir / SPEC_FILE)
+        except (OSError, ValueError) as error:
+            if supervisor.is_alive():  # of a version that writes other specs
+                self._logger.error("replica can't be adopted", replica=run_dir.name, error=error)
+                await asyncio.to_thread(supervisor.kill)
+            remove_tree(run_dir)  # otherwise its start was interrupted before anything ran
+            return
         status = await self._request_status(spec, supervisor.identity)
         if status is None and not supervisor.is_alive():
             self._logger.warning("replica died while no operator ran", api=spec.api, replica=spec.id)
@@ -307,11 +310,13 @@ class LocalEngine:
     async def _wait_for_workers(self, running: _Running, identity: Identity) -> None:
         self._ending[running.spec.id] = running
         ends_at = time.monotonic() + _WORKERS_END_S
-        while time.monotonic() < ends_at and await asyncio.to_thread(has_workers, identity):
-            await asyncio.sleep(_WORKERS_POLL_S)
-        await asyncio.to_thread(running.supervisor.kill)
-        del self._ending[running.spec.id]
-        self._on_change()  # their devices are free
+        try:
+            while time.monotonic() < ends_at and await asyncio.to_thread(has_workers, identity):
+                await asyncio.sleep(_WORKERS_POLL_S)
+            await asyncio.to_thread(running.supervisor.kill)
+        finally:
+            del self._ending[running.spec.id]
+            self._on_change()  # their devices are free
 
     def _log_output(self, spec: ReplicaSpec) -> None:
         text = output_tail(Path(spec.run_dir) / _OUTPUT_FILE, _OUTPUT_TAIL_BYTES)

@@ -355,7 +355,7 @@ def _tcp_rules(backend: ApiBackend, secret: str) -> str:
 
 def _jobs_section(backend: ApiBackend, sockets: GatewaySockets, first: str) -> str:
     name = backend_name(backend)
-    away = "the operator is not running; jobs can't be submitted, queried or stopped now"
+    away = "the operator is not running; jobs and workloads can't be submitted, queried or stopped now"
     full = f"{_JOBS_CONNECTIONS} requests are open at this endpoint already; try again once some of them are answered"
     ended = "the operator stopped before it responded; check for the job before you submit it again"
     silent = f"the operator did not respond within {JOBS_TIMEOUT_S:g} s"

@@ -31,6 +31,7 @@ class _StoredSize:
     tried_at: float = -math.inf
     measuring: asyncio.Task[None] | None = None
     arrived: int = 0  #: since the measurement began
+    measurements: int = 0  #: that have begun
 
 
 class StorageLimit:
@@ -50,6 +51,7 @@ class StorageLimit:
         stored = self._stored.setdefault(api, _StoredSize())
         if stored.measuring is None and self._needs_measurement(stored, size_bytes, max_bytes):
             stored.arrived = 0
+            stored.measurements += 1
             wanted = min(int(max_bytes * _FULL), max_bytes - size_bytes)
             stored.measuring = asyncio.create_task(self._measure(api, stored, wanted), name=f"make room for {api}")
         if stored.bytes + size_bytes > max_bytes:
@@ -66,20 +68,24 @@ class StorageLimit:
 
         One that is cancelled may be stored nevertheless.
         """
-        admitted = 0
+        admitted, since_measurement, measurements = 0, 0, 0
 
         def admit(size_bytes: int) -> None:
-            nonlocal admitted
+            nonlocal admitted, since_measurement, measurements
             _check_size(api, admitted + size_bytes, max_bytes)
             self.admit(api, size_bytes, max_bytes)
             admitted += size_bytes
+            if measurements != (begun := self._stored[api].measurements):
+                since_measurement, measurements = 0, begun
+            since_measurement += size_bytes
 
         try:
             yield admit
         except Exception:
-            if stored := self._stored.get(api):
-                stored.bytes -= admitted
-                stored.arrived -= admitted
+            # A measurement finds only what is stored.
+            if (stored := self._stored.get(api)) and stored.measurements == measurements:
+                stored.bytes -= since_measurement
+                stored.arrived -= since_measurement
             raise
 
     def _needs_measurement(self, stored: _StoredSize, size_bytes: int, max_bytes: int) -> bool:

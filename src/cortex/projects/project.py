@@ -185,7 +185,7 @@ class _Scan:
         if self._is_ignored(relative, is_folder):
             return None
         if problem := name_problem(relative):
-            return self._reject(relative, problem, "rename it")
+            return self._reject(relative, problem, "rename or move it")
         if is_link and not self._is_followed(path, relative, parents):
             return None
         if is_folder:

@@ -99,7 +99,7 @@ class ReplicaSpec(RequestLimits):
     metrics_dir: str = field(default="", metadata=HOME_PATH)  #: counters of its processes; empty: none
     max_batch_size: int = 0  #: requests per call; 0: no batching
     batch_interval_s: float = 0.0  #: how long a batch waits for further requests while a thread is free
-    isolates_failures: bool = True  #: bisect batches that fail
+    isolates_failures: bool = True  #: bisect batches whose calls raise
     tracker_key: str | None = None
     tracker_type: str | None = None  #: "classification" or "regression"; None: no prediction tracking
     readiness: str | None = (

@@ -6,7 +6,7 @@ from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
 from cortex.operator.replicas.replica_specs import replica_spec
-from cortex.worker.spec import ReplicaSpec
+from cortex.worker.spec import _OLDER_LIMITS, ReplicaSpec, RequestLimits
 from harness.replicas.fleet import api, deployed
 
 PREPARED = Prepared("python", {"KEY": "value"})
@@ -49,3 +49,8 @@ def test_a_command_gets_its_arguments_and_its_endpoint(tmp_path: Path) -> None:
     assert (spec.path, spec.command, spec.endpoint) == ("", ("node", "server.js"), "/own")
     assert (spec.readiness, spec.strip_prefix, spec.start_timeout_s) == ("/health", True, 600.0)
     assert spec_of(tmp_path).command == ()
+
+
+def test_specs_of_older_versions_lack_limits_that_have_a_default() -> None:
+    first = {"timeout_s", "max_body_bytes"}  #: all versions have written these
+    assert set(_OLDER_LIMITS) == set(RequestLimits.__dataclass_fields__) - first

@@ -133,6 +133,21 @@ def test_pools_of_openblas_and_openmp_are_no_finding_and_calls_in_a_fork_end() -
     assert output == "[]\nTrue\n"
 
 
+def test_a_fork_that_does_not_begin_is_named() -> None:
+    output = run("""
+        import time
+        from cortex.worker.forks import fork_safety
+
+        fork_safety._FORK_S = 0.1
+        os.register_at_fork(after_in_child=lambda: time.sleep(1000))
+        try:
+            check_fork_safety()
+        except UserError as error:
+            print(error)
+    """)
+    assert output.startswith("preload: a fork does not begin within 0.1 s: a function of os.register_at_fork")
+
+
 def test_threads_of_other_libraries_are_counted() -> None:
     output = run("""
         import grpc, numpy

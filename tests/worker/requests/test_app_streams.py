@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -313,6 +315,53 @@ def test_a_generator_continues_on_its_thread_after_a_slow_client() -> None:
             while data := not received.endswith(b"0\r\n\r\n") and sock.recv(1 << 20):
                 received += data
             assert received.count(b"0000039\n") == 100_000, replica.log()
+
+
+def test_a_stream_that_waits_for_its_thread_leaves_the_other_one_to_requests() -> None:
+    source = """
+        import os, threading, time
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            def handle_get(self):
+                return "quick"
+
+            def handle_put(self, payload):
+                print("call on", threading.get_ident(), flush=True)
+                while not os.path.exists(os.path.join(payload["gates"], str(threading.get_ident()))):
+                    time.sleep(0.01)
+
+            def handle_post(self, payload):
+                print("stream on", threading.get_ident(), flush=True)
+                for number in range(40):
+                    yield b"%07d\\n" % number * 100_000
+    """
+    with running_replica(source, threads=2) as replica, contextlib.ExitStack() as stack:
+        replica.wait_ready()
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+        send(replica, sock, b"{}")
+        wait_until(lambda: replica.status().processes[0].lent == 1)
+        gates = Path(replica.spec.run_dir)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for _ in range(2):
+            pool.submit(replica.request, {"gates": str(gates)}, method="PUT")
+        calls = wait_until(lambda: len(found := re.findall(r"call on (\d+)", replica.log())) == 2 and found)
+        (of_stream,) = re.findall(r"stream on (\d+)", replica.log())
+        received = bytearray()
+        sock.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):  # all that was sent before it waited for its thread
+            while True:
+                received += sock.recv(1 << 20)
+        (other,) = set(calls or []) - {of_stream}
+        (gates / other).touch()
+        assert replica.request(method="GET").body == b"quick"
+        (gates / of_stream).touch()
+        sock.settimeout(None)
+        while data := not received.endswith(b"0\r\n\r\n") and sock.recv(1 << 20):
+            received += data
+        assert received.count(b"0000039\n") == 100_000
 
 
 def test_a_generator_of_many_small_chunks_leaves_the_event_loop_time_for_others() -> None:

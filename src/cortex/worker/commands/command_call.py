@@ -37,7 +37,6 @@ _DEATH_S = 0.5
 _CONNECT_S = 5.0
 #: The proxy itself can't be stuck in user code: the supervisor has no deadline to enforce.
 _NEVER_NS = 1 << 62
-#: Size of a response's head. Longer ones could fill the memory of this process.
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 GOING_AWAY, RESTART = 1001, 1012

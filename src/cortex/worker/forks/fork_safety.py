@@ -23,6 +23,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -52,6 +53,8 @@ _LIBRARIES = {
 #: How long threads may take to end after a fork.
 _SETTLE_S = 1.0
 _SETTLE_CHECK_S = 0.01
+#: Time for a fork to begin, whose handlers may wait for a lock of a thread that it does not have.
+_FORK_S = 10.0
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 
 
@@ -144,13 +147,23 @@ def _count_native_threads(expected: int) -> int:
     """Return the number of threads, neither of Python nor `expected`, that are left in this process after a fork.
 
     OpenBLAS ends its pool at each fork (pthread_atfork(3)); `fork` is the same as those that follow.
+    Raises: UserError if forks don't begin.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's, about threads
         pid = os.fork()
     if pid == 0:
         os._exit(0)
-    os.waitpid(pid, 0)
+    deadline = time.monotonic() + _FORK_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise UserError(
+                f"preload: a fork does not begin within {_FORK_S:g} s: a function of os.register_at_fork, or of a"
+                " library, does not return; remove `preload: true`"
+            )
+        time.sleep(_SETTLE_CHECK_S)
     deadline = time.monotonic() + _SETTLE_S
     while True:
         of_python = {threading.get_native_id(), *(thread.native_id for thread in threading.enumerate())}

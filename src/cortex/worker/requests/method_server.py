@@ -338,13 +338,23 @@ class MethodServer:
     async def _resume(
         self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int
     ) -> None:
-        """Continue a generator on its thread once its client has read what was sent."""
+        """Continue a generator on its thread once its client has read what was sent.
+
+        It occupies neither slot nor thread until that thread is free: others may be free before.
+        """
         await stream.writable()
+        self._runner.require_threads()
+
+        def go_on() -> None:
+            self._runner.wake(self._occupy_again)
+            self._continue_stream(connection, outcome, stream)
+
+        self._runner.submit(go_on, thread)
+
+    def _occupy_again(self) -> None:
         self._suspended -= 1
         self._occupy_slot()
-        self._runner.require_threads()
         self._on_threads += 1
-        self._runner.submit(partial(self._continue_stream, connection, outcome, stream), thread)
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         started_ns = time.monotonic_ns()

@@ -139,9 +139,12 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             session.console.note(f"warning: {warning}")
     if (problem := find_problem(session.environ)) is not None:
         session.console.note(f"warning: traces are not exported: {problem}")
-    _wanted_installation(arguments, options, session)  # nothing changes if it is wrong
-    start_lock = lock_start(session.home) if arguments.foreground else None
-    replaced = _store_installation(arguments, options, session)
+    known, wanted = _checked_installation(arguments, options, session)
+    start_lock = None
+    if arguments.foreground:
+        start_lock = lock_start(session.home)
+        known, wanted = _checked_installation(arguments, options, session)  # another command may have started one
+    replaced = _store_installation(session, known, wanted)
     if arguments.stop_all and start_lock is not None:
         code = _run_with_everything(arguments, options, deployment, session, start_lock)
         if code and replaced is not None:
@@ -227,10 +230,13 @@ def _warn_about_cluster(session: Session) -> None:
             session.console.note(f"warning: {problem}")
 
 
-def _wanted_installation(
+def _checked_installation(
     arguments: argparse.Namespace, options: ListenOptions, session: Session
 ) -> tuple[Installation, Installation]:
-    """Return the stored options and those of this start. Raises: InputError."""
+    """Return the stored options for starts of the operator, and those of this start, which may be the same.
+
+    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
+    """
     session.home.check()
     known = Installation.read(session.home)
     wanted = known.changed(
@@ -245,17 +251,8 @@ def _wanted_installation(
     )
     options.check_ports(session.home, wanted)
     wanted.check_modules(is_kept=known.engine == "ray")
-    return known, wanted
-
-
-def _store_installation(arguments: argparse.Namespace, options: ListenOptions, session: Session) -> Installation | None:
-    """Store the options for later starts of the operator. Return those that they replace; None if nothing changes.
-
-    Raises: InputError; OperatorUnavailableError if one could not start with them; ConflictError if one is running.
-    """
-    known, wanted = _wanted_installation(arguments, options, session)
     if wanted == known:
-        return None
+        return known, wanted
     running = read_operator(session.home)
     if running is not None:
         raise ConflictError(
@@ -267,6 +264,13 @@ def _store_installation(arguments: argparse.Namespace, options: ListenOptions, s
         if arguments.foreground:
             raise
         raise OperatorUnavailableError(f"the operator did not start: {error}") from None
+    return known, wanted
+
+
+def _store_installation(session: Session, known: Installation, wanted: Installation) -> Installation | None:
+    """Store the options of this start. Return those that they replace; None if nothing changes."""
+    if wanted == known:
+        return None
     session.home.prepare()
     wanted.write(session.home)
     return known
