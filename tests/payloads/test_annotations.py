@@ -11,14 +11,17 @@ import subprocess
 import sys
 import typing
 import uuid
+import warnings
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
 import pandas as pd
 import pydantic
-import pydantic.v1
+import pydantic.v1.dataclasses
 import pytest
+import typing_extensions
 from numpy.typing import NDArray
 from PIL import Image
 from starlette.datastructures import FormData, UploadFile
@@ -288,9 +291,59 @@ class Old(pydantic.v1.BaseModel):
     x: int
 
 
+@pydantic.v1.dataclasses.dataclass
+class OldData:
+    x: int
+
+
+class OldType:
+    @classmethod
+    def __get_validators__(cls) -> Iterator[Any]:
+        yield cls.validate
+
+    @classmethod
+    def validate(cls, value: Any) -> Any:
+        return value
+
+
+class NewType(OldType):
+    @classmethod
+    def validate(cls, value: Any, info: Any = None) -> Any:
+        return value
+
+
+@dataclasses.dataclass
+class HoldsOldData:
+    part: OldData
+
+
+class HoldsOldType(typing_extensions.TypedDict):
+    part: OldType
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+
+    class HoldsOld(pydantic.BaseModel):
+        part: Old | None
+
+
 @pytest.mark.parametrize(
     "annotation",
-    [Unknown, Old, list[Old], 3, {"x": int}, Annotated[np.ndarray, "no dtype"], list["Missing"]],  # noqa: F821
+    [Old, list[Old], OldData, list[OldData], dict[str, OldType] | None, HoldsOldData, HoldsOldType, HoldsOld],
+)
+def test_types_for_pydantic_v1_are_refused_at_any_depth(annotation: Any) -> None:
+    with pytest.raises(AnnotationProblem, match=r"TypeError: Old\w* is a type for pydantic V1"):
+        payload_type(annotation)
+
+
+def test_validators_that_pydantic_can_call_are_accepted() -> None:
+    assert read(NewType, "3") == 3
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Unknown, 3, {"x": int}, Annotated[np.ndarray, "no dtype"], list["Missing"]],  # noqa: F821
 )
 def test_an_annotation_that_nothing_can_read_has_a_reason(annotation: Any) -> None:
     with pytest.raises(AnnotationProblem, match=r"\w+: ."):

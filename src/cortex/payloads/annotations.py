@@ -18,7 +18,6 @@ import inspect
 import sys
 import types
 import typing
-import warnings
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -358,10 +357,9 @@ class JsonType(PayloadType):
 
         self._error: type[ValidationError] = ValidationError
         self.annotation = annotation
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Mixing V1 models")  # they look valid, but can't be read
-            self._adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(annotation))
-            self._adapter.rebuild(raise_errors=True)
+        self._adapter: TypeAdapter[Any] = TypeAdapter(_for_pydantic(annotation))
+        self._adapter.rebuild(raise_errors=True)
+        _check_validators(self._adapter.core_schema)
         try:
             schema = self._adapter.json_schema()
         except PydanticInvalidForJsonSchema:
@@ -403,6 +401,33 @@ class JsonType(PayloadType):
         from pydantic_core import SchemaValidator  # noqa: PLC0415 - as above
 
         return SchemaValidator(_failing_fast(self._adapter.core_schema), _use_prebuilt=False)
+
+
+def _check_validators(schema: Any) -> None:
+    """Raise TypeError for a validator that can't be called as pydantic calls it: with the value and information on it.
+
+    pydantic takes those of `__get_validators__`, as models and dataclasses of `pydantic.v1` have it, unchecked.
+    """
+    if not isinstance(schema, dict):
+        for each in schema if type(schema) in (list, tuple) else ():
+            _check_validators(each)
+        return
+    function = schema.get("function")
+    if schema.get("type") == "function-plain" and isinstance(function, dict) and function["type"] == "with-info":
+        validator = function["function"]
+        try:
+            signature = inspect.signature(validator)
+        except (TypeError, ValueError):  # written in C
+            return
+        try:
+            signature.bind(None, None)
+        except TypeError:
+            owner = getattr(validator, "__self__", validator)
+            name = getattr(owner, "__name__", repr(owner))
+            raise TypeError(f"{name} is a type for pydantic V1, which pydantic V2 can't read") from None
+    for key, value in schema.items():
+        if key not in _VALUES:
+            _check_validators(value)
 
 
 def _lists_of_one(error: ValidationError, fields: Json) -> Json:
