@@ -297,6 +297,9 @@ def test_mistakes_use_the_keys_of_the_file(text: str, expected: list[str], tmp_p
         ("compute", "limits", 'move what is in it to "compute"'),
         ("compute", "memory", 'write "mem"'),
         ("compute", "num_cpus", 'write "cpu"'),
+        ("compute", "cores", 'write "cpu"'),
+        ("", "vCPUs", 'move it to "compute.cpu"'),
+        ("compute", "ram", 'write "mem"'),
         ("networking", "port",
          "remove it; supported keys: endpoint, timeout, max_body_size, access_log, auth, docs, on_disconnect, "
          "sticky, websocket_idle_timeout, cors, record"),

@@ -92,6 +92,7 @@ def test_skips_rules_about_invalid_fields(tmp_path: Path) -> None:
             "max_replica_concurrency (20 > 10)",
         ),
         ("  compute: {cpu: 19m}\n", "6:18: a.compute.cpu: must be greater than or equal to 20m (got 19m)"),
+        ("  compute: {cpu: 10001}\n", "6:18: a.compute.cpu: must be less than or equal to 10000 (got 10001)"),
         ("  compute: {mem: 512m}\n", "6:18: a.compute.mem: must be greater than or equal to 20Mi (got 512m)"),
         ("  compute: {mem: 1Gi, mem_limit: 1G}\n", "6:34: a.compute.mem_limit: mem_limit cannot be less than mem"),
         ("  compute: {gpu: 1, inf: 1}\n", "6:26: a.compute.inf: inf and gpu cannot be used together"),

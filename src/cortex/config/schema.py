@@ -243,8 +243,8 @@ def _readiness(value: object) -> str:
 _TYPES = (PYTHON, "tensorflow", "onnx", ANY_MODEL, "asgi", "wsgi", COMMAND)
 #: What people write as `type` of a handler → the one that serves it.
 _FRAMEWORKS = {
-    **dict.fromkeys(("fastapi", "starlette", "litestar", "quart", "sanic"), "asgi"),
-    **dict.fromkeys(("flask", "django", "bottle", "falcon", "pyramid"), "wsgi"),
+    **dict.fromkeys(("fastapi", "starlette", "litestar", "quart", "sanic", "uvicorn", "hypercorn", "daphne"), "asgi"),
+    **dict.fromkeys(("flask", "django", "bottle", "falcon", "pyramid", "gunicorn", "waitress", "uwsgi"), "wsgi"),
     **dict.fromkeys(("sklearn", "xgboost", "lightgbm", "mlflow"), ANY_MODEL),
     **dict.fromkeys(("keras", "tf"), "tensorflow"),
     **dict.fromkeys(("torch", "pytorch", "torchscript", "huggingface"), PYTHON),
@@ -269,6 +269,7 @@ MAX_NAME_LENGTH = 42
 MAX_OLD_NAME_LENGTH = 200
 MAX_ENDPOINT_LENGTH = 1000
 MIN_CORES = 0.02  #: for files from 0.13 on
+MAX_CORES = 10_000  #: far beyond any machine; a larger amount is an error in writing
 MIN_MEMORY_BYTES = 20 * 1024**2  #: for files from 0.13 on
 SUBMISSION_BYTES = 10 * 1024**2  #: default size limit of a submission to a BatchAPI
 CPU_PERCENT = 80  #: default target of the CPU usage in files of 0.10 to 0.12

@@ -48,6 +48,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 Validator = TypeVar("Validator", bound=Callable[..., Any])
+_CORES_SCHEMA = r"^\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([num]|[eE][+-]?[0-9]{1,2})?\s*$"
 _QUANTITY_SCHEMA = r"^\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?\s*$"
 _DURATION_SCHEMA = r"^(0|([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h))+$"
 
@@ -228,10 +229,15 @@ def _quantity(value: object, examples: str, units: Mapping[str, str]) -> Decimal
     return amount
 
 
-@accepts(anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": _QUANTITY_SCHEMA}])
+@accepts(anyOf=[{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": _CORES_SCHEMA}])
 def cores(value: object) -> float:
-    """Parse a CPU quantity into cores: `200m` is 0.2."""
-    return float(_quantity(value, '"500m" or 2', {"m": "m", "c": "", "v": ""}))  # millicores, cores, vCPUs
+    """Parse a CPU quantity into cores: `200m` is 0.2. Suffixes of memory are rejected, such as `500M` and `500Mi`."""
+    examples = '"500m" or 2'
+    amount = _quantity(value, examples, {"m": "m", "c": "", "v": ""})  # millicores, cores, vCPUs
+    if memory := re.fullmatch(r"\+?([0-9.]+)([kKMGTPE]i?)", str(value).strip()):
+        fix = f'write "{memory[1]}m"' if memory[2][0] == "M" else f"write something like {examples}"
+        raise problem(f"{quote(value)}: invalid quantity of CPU ({memory[2]} is a suffix of memory)", fix)
+    return float(amount)
 
 
 @accepts(

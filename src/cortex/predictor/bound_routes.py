@@ -65,9 +65,9 @@ class QueryParameter:
             annotation = _with_field(annotation, default)
         found = _metadata_fields(annotation)
         fields = [each for each in found if _is_field(each)]
-        if unsupported := next((each for each in found if fix_of_default(fastapi_function(each))), None):
-            function = fastapi_function(unsupported)
-            raise AnnotationProblem(f"{function}() of FastAPI is not supported: {fix_of_default(function)}")
+        for function in map(fastapi_function, found):
+            if fix := fix_of_default(function, name):
+                raise AnnotationProblem(f"{function}() of FastAPI is not supported: {fix}")
         self.is_documented = all(getattr(each, "include_in_schema", True) for each in fields)  #: as FastAPI has it
         aliases = [each.validation_alias or each.alias for each in fields]
         self._name = next((alias for alias in aliases if alias is not None), name)  #: in query strings
@@ -105,7 +105,7 @@ def _is_field(default: Any) -> bool:
 def _metadata_fields(annotation: Any) -> list[Any]:
     """Return the fields of pydantic, and what only FastAPI fills, in an annotation."""
     metadata = getattr(annotation, "__metadata__", ())
-    return [each for each in metadata if _is_field(each) or fix_of_default(fastapi_function(each))]
+    return [each for each in metadata if _is_field(each) or fastapi_function(each)]
 
 
 def _with_field(annotation: Any, field: Any) -> Any:

@@ -52,7 +52,7 @@ class SignatureProblem:
 _FASTAPI_DEFAULTS = {
     "Query": "remove the default, and read query_params; methods with @cortex.route may have it",
     "Path": 'only methods with @cortex.route("GET", "/path/{name}") may have it',
-    "Header": 'remove it, and read headers["x-name"]',
+    "Header": 'remove it, and read headers["{header}"]',
     "Cookie": 'remove it, and read headers["cookie"]',
     "Body": "remove it, and annotate payload with a class",
     "Form": "remove it, and annotate payload with a class that has a field for each part of the form",
@@ -109,7 +109,7 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
         name = argument.name
         if argument.kind is ArgumentKind.STAR:
             yield SignatureProblem(f'"*{name}" is not supported', f"name each argument: {_list(signature)}", index)
-        elif fix := fix_of_default(argument.fastapi_default, signature.fills_defaults):
+        elif fix := fix_of_default(argument.fastapi_default, name, signature.fills_defaults):
             yield SignatureProblem(f'"{name}" can\'t be filled by {argument.fastapi_default}() of FastAPI', fix, index)
         elif argument.has_default or argument.kind is ArgumentKind.DOUBLE_STAR:
             continue
@@ -124,9 +124,11 @@ def _unsupported(signature: Signature, numbered: Sequence[tuple[int, Argument]])
             yield SignatureProblem(f'"{name}" is not a supported argument', fix, index)
 
 
-def fix_of_default(function: str, is_of_route: bool = True) -> str:
+def fix_of_default(function: str, argument: str, is_of_route: bool = True) -> str:
     """Return what to write instead of a default by a function of FastAPI; empty if the default is supported."""
-    return "" if is_of_route and function in _OF_ROUTES else _FASTAPI_DEFAULTS.get(function, "")
+    if is_of_route and function in _OF_ROUTES:
+        return ""
+    return _FASTAPI_DEFAULTS.get(function, "").replace("{header}", argument.replace("_", "-"))
 
 
 def _missing(signature: Signature, arguments: Sequence[Argument]) -> Iterator[SignatureProblem]:

@@ -17,6 +17,7 @@ from cortex.config.schema import (
     APPLICATION_TYPES,
     COMMAND,
     LOCAL_SERVING,
+    MAX_CORES,
     MAX_NAME_LENGTH,
     MIN_CORES,
     MIN_MEMORY_BYTES,
@@ -149,6 +150,9 @@ def _concurrency_violations(api: Api) -> Iterator[Violation]:
 
 def _compute_violations(api: Api) -> Iterator[Violation]:
     compute = api.compute
+    if compute.cpu is not None and compute.cpu > MAX_CORES:
+        message = f"must be less than or equal to {MAX_CORES} (got {{got}})"
+        yield Violation(("compute.cpu",), message, 'write something like "500m" or 2')
     if api.deployment is None:
         if compute.cpu is not None and compute.cpu < MIN_CORES:
             yield Violation(

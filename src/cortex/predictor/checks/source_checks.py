@@ -293,12 +293,11 @@ class _Checker:
         return self._at_name(self._scope, guess, None, message, fix)
 
     def _application(self) -> tuple[str, str, ast.stmt] | None:
-        """Return the variable of an application in the module, the type that serves it, and its statement."""
-        for variable, bindings in self._scope.bindings.items():
-            match bindings[-1].node:
-                case ast.Assign(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) as node:
-                    if name in _APPLICATIONS:
-                        return variable, _APPLICATIONS[name], node
+        """Return the variable or factory of an application, the type that serves it, and its statement."""
+        for name, bindings in self._scope.bindings.items():
+            node = bindings[-1].node
+            if type_ := _type_of_application(node, self._scope):
+                return name, type_, node
         return None
 
     def _missing_class(self, name: str) -> Diagnostic:
@@ -311,8 +310,8 @@ class _Checker:
                 self._file, 0, 0, "", message, 'write "app: app" in cortex.yaml to serve app of this file'
             )
         if application := self._application():
-            variable, type_, node = application
-            fix = f'write "type: {type_}" and "app: {variable}" in cortex.yaml to serve {variable} of this file'
+            app, type_, node = application
+            fix = f'write "type: {type_}" and "app: {app}" in cortex.yaml to serve {app} of this file'
             return self._at(node, message, fix)
         if service := self._bentoml_service(name, classes):
             return self._at(service[0], message, service[1])
@@ -459,6 +458,36 @@ class _Checker:
 
 def _rename(wrong: str, right: str) -> str:
     return f'did you mean this one? rename "{wrong}" to "{right}"'
+
+
+def _type_of_application(node: ast.stmt, module: Scope) -> str:
+    """Return the type that serves what a statement binds: an application, or its factory; empty if it is neither."""
+    match node:
+        case ast.Assign(value=value) | ast.AnnAssign(value=value):
+            return _type_of_call(value)
+        case ast.FunctionDef(body=body) if not node.decorator_list:
+            arguments, _ = arguments_of(node, module)
+            if all(each.has_default or each.name == "config" or str(each)[0] == "*" for each in arguments):
+                scope = scope_of(body)
+                values = (
+                    each.value for each, _ in _statements(body, conditional=False) if isinstance(each, ast.Return)
+                )
+                return next(filter(None, (_type_of_result(value, scope) for value in values)), "")
+    return ""
+
+
+def _type_of_result(value: ast.expr | None, scope: Scope) -> str:
+    if isinstance(value, ast.Name) and value.id in scope.bindings:
+        node = scope.bindings[value.id][-1].node
+        return _type_of_call(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) else ""
+    return _type_of_call(value)
+
+
+def _type_of_call(value: ast.expr | None) -> str:
+    match value:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return _APPLICATIONS.get(name, "")
+    return ""
 
 
 def _sets_attribute(node: ast.ClassDef, name: str) -> bool:
