@@ -207,8 +207,22 @@ def test_a_model_without_inputs_can_be_called() -> None:
         assert read_request(body, model(platform="onnxruntime_onnx")).inputs == {}
 
 
-def test_an_empty_line_of_csv_with_one_column_is_an_empty_cell() -> None:
-    assert read_request("input\na\n\nc\n\n", TEXTS, "text/csv").inputs["input"].tolist() == ["a", "", "c"]
+@pytest.mark.parametrize(
+    ("text", "cells"),
+    [
+        ("input\na\n\nc", ["a", "", "c"]),
+        ("input\r\na\r\n\r\nc\r\n", ["a", "", "c"]),
+        ("input\na\n\n", ["a", ""]),
+        ("input\na\r\n\r\n\r\n", ["a", "", ""]),
+        ("\n\ninput\n\n", [""]),
+        ('input\n""\n', [""]),
+    ],
+)
+def test_an_empty_line_of_csv_with_one_column_is_an_empty_cell(text: str, cells: list[str]) -> None:
+    assert read_request(text, TEXTS, "text/csv").inputs["input"].tolist() == cells
+
+
+def test_an_empty_line_of_csv_with_one_column_of_numbers_is_nan() -> None:
     number = model(TensorSignature("x", "FP64", (-1, 1)))
     assert np.isnan(read_request("x\n1\n\n3\n", number, "text/csv").inputs["x"][1, 0])
 

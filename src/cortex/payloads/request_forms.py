@@ -20,10 +20,11 @@ import base64
 import binascii
 import csv
 import io
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import Any, Literal
 
 import numpy as np
@@ -235,11 +236,9 @@ class _Reader:
             raise ModelInputError("the body is not UTF-8; the content type must name another character set") from None
         except csv.Error as exc:
             raise ModelInputError(f"the body is not CSV: {exc}") from None
-        while lines and not lines[-1]:
-            lines.pop()
-        if lines and len(lines[0]) == 1:  # of one column, an empty line is an empty cell
-            lines = [line or [""] for line in lines]
-        lines = [line for line in lines if line]
+        lines = list(dropwhile(operator.not_, lines))
+        is_one_column = bool(lines) and len(lines[0]) == 1  # an empty line is an empty cell, also at the end
+        lines = [line or [""] for line in lines if line or is_one_column]
         if len(lines) < 2:
             raise ModelInputError(
                 "CSV must have a header with the names of the columns, and at least one row; "
