@@ -125,6 +125,17 @@ def test_an_answer_that_is_no_listing_is_an_error_and_no_end(bucket: PublicBucke
         asyncio.run(list_objects("gs://models/k", {**os.environ, "STORAGE_EMULATOR_HOST": bucket.url}))
 
 
+@pytest.mark.parametrize("odd", ["k/a//b", f"k/a//{'b' * 900}"])
+def test_a_failure_to_list_odd_keys_names_why_both_attempts_failed(bucket: PublicBucket, odd: str) -> None:
+    bucket.objects = {odd: b"x"}
+    answers = iter([None, b"<Error><Code>SlowDown</Code></Error>"])
+    bucket.lists_after = lambda key: next(answers)
+    with pytest.raises(
+        StorageError, match='invalid path: Path "k/a//b.*; listing it .* failed, too: .* has the element Error'
+    ):
+        asyncio.run(list_objects("s3://models/k", os.environ))
+
+
 def test_a_listing_with_one_page_is_one_request(bucket: PublicBucket) -> None:
     bucket.objects = {f"k/{number:03}": b"x" for number in range(999)}
     seen: list[str] = []

@@ -28,11 +28,12 @@ from obstore.store import ObjectStore
 from cortex.errors import StorageError
 from cortex.storage.credentials import StoreSettings
 from cortex.storage.local_files import file_batches, prefix_batches
-from cortex.storage.locations import Location, is_without_credentials
+from cortex.storage.locations import Location, is_without_credentials, store_message
 from cortex.storage.objects import StoredObject, flaw_of_name, printable
 
 #: Objects per page of a listing.
 _BATCH = 1000
+_SHOWN_LENGTH = 200  #: of each of two messages
 _SIGNED_FOR = timedelta(minutes=5)
 #: Concurrent requests to find out which empty objects are folder markers.
 _PARALLEL_CHECKS = 32
@@ -209,7 +210,7 @@ async def _batches(location: Location, settings: StoreSettings, wanted: _Range) 
 
 
 async def _page(location: Location, settings: StoreSettings, wanted: _Range, refusal: Exception | None) -> Page:
-    """Fetch one page of the listing, signed by obstore; raise `refusal` if that fails.
+    """Fetch one page of the listing, signed by obstore; the error if that fails names `refusal`, too.
 
     Without one, this checks the end of a listing. Where that can't be signed, as with Google's instance credentials,
     the page is empty.
@@ -220,15 +221,21 @@ async def _page(location: Location, settings: StoreSettings, wanted: _Range, ref
         if config is not None:
             store: Any = location.open(replace(settings, config=config))
             address = await obstore.sign_async(store, "GET", "", _SIGNED_FOR)
-    except (BaseError, OSError, ValueError):
+    except (BaseError, OSError, ValueError) as error:
         if refusal is not None:
-            raise refusal from None
+            raise _both(refusal, error) from None
         return Page([], None)
     try:
         data = await asyncio.to_thread(fetch_page, address)
         return await asyncio.to_thread(read_page, data, wanted.folder, wanted.after)
     except (OSError, ValueError) as error:
-        raise refusal or error from None
+        raise _both(refusal, error) if refusal else error from None
+
+
+def _both(refusal: Exception, error: Exception) -> Exception:
+    """Return the error for a page that neither obstore nor a direct request could list."""
+    first, second = (store_message(str(each))[:_SHOWN_LENGTH] or type(each).__name__ for each in (refusal, error))
+    return GenericError(f"{first}; listing it page by page failed, too: {second}")
 
 
 async def _without_parent_markers(batches: AsyncIterator[list[StoredObject]]) -> AsyncIterator[list[StoredObject]]:

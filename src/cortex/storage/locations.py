@@ -131,7 +131,7 @@ class Location:
             return f"{self.url}: {host} accepted the connection, but did not answer within {_SILENCE_S} s"
         if "error sending request" in text or "error trying to connect" in text:
             return f"{self.url}: {host} can't be reached"
-        return f"{self.url} can't be {_PARTICIPLES[verb]}: {_store_message(text) or type(error).__name__}"
+        return f"{self.url} can't be {_PARTICIPLES[verb]}: {store_message(text) or type(error).__name__}"
 
     def _credentials_hint(self, verb: str) -> str:
         return {
@@ -146,7 +146,7 @@ def is_without_credentials(error: Exception) -> bool:
     return "169.254." in text or "metadata.google.internal" in text
 
 
-def _store_message(text: str) -> str:
+def store_message(text: str) -> str:
     """Return the store's own error message, or the first line of the error."""
     if found := _ANSWER.search(text):
         code, message = (html.unescape(part) for part in found.groups())
