@@ -113,6 +113,27 @@ def test_inputs_of_any_rank_differ_from_scalars_and_those_with_a_default_are_opt
     assert model.infer({"any": np.ones((1, 2), np.float32), "one": np.float32(3)})["y"].tolist() == [[104, 104]]
 
 
+@pytest.mark.parametrize("key", [TensorProto.INT64, TensorProto.STRING])
+def test_probabilities_in_maps_are_a_matrix_for_any_number_of_rows(tmp_path: Path, key: int) -> None:
+    classes = (
+        {"classlabels_int64s": [0, 1, 2]} if key == TensorProto.INT64 else {"classlabels_strings": ["a", "b", "c"]}
+    )
+    maps = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    made = helper.make_graph(
+        [helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", **classes)],
+        "g",
+        [Value("x", TensorProto.FLOAT, [None, 3])],
+        [helper.make_value_info("p", helper.make_sequence_type_proto(maps))],
+    )
+    opsets = [helper.make_opsetid("", 15), helper.make_opsetid("ai.onnx.ml", 1)]
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(made, ir_version=8, opset_imports=opsets).SerializeToString())
+    model = OnnxLoader(False, 1, has_code=False).load(request(tmp_path))
+    for rows in (2, 1, 0):
+        given = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+        found = model.infer({"x": given})["p"]
+        assert (found.dtype, found.shape, found.tolist()) == (np.float32, (rows, 3), given.tolist())
+
+
 def test_data_outside_of_the_folder_is_not_read(tmp_path: Path) -> None:
     tensor = helper.make_tensor("w", TensorProto.FLOAT, [1], [1])
     tensor.ClearField("float_data")

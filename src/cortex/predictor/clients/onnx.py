@@ -123,8 +123,9 @@ class OnnxModel:
 
     def infer(self, inputs: Mapping[str, Any], outputs: Sequence[str] = ()) -> dict[str, Array]:
         """Run the model on arrays by name. Raises: ModelInputError."""
-        names = [each.name for each in self.signature.outputs if not outputs or each.name in outputs]
-        return {name: tensor_of(value) for name, value in zip(names, self._run(inputs, names), strict=True)}
+        wanted = [each for each in self.signature.outputs if not outputs or each.name in outputs]
+        values = self._run(inputs, [each.name for each in wanted])
+        return {each.name: tensor_of(value, len(each.labels)) for each, value in zip(wanted, values, strict=True)}
 
     @property
     def handler_signatures(self) -> tuple[Any, Any]:
@@ -245,10 +246,11 @@ class OnnxClient:
         return metadata
 
 
-def tensor_of(value: Any) -> Array:
+def tensor_of(value: Any, classes: int) -> Array:
     """Return an output as an array; a list of maps by class, as classifiers return them, is a matrix."""
     if isinstance(value, list):
-        return np.array([list(row.values()) for row in value], np.float32)
+        rows = [list(row.values()) for row in value]
+        return np.array(rows, np.float32) if rows else np.empty((0, classes), np.float32)
     return np.asarray(value)
 
 
