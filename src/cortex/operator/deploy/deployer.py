@@ -39,7 +39,7 @@ from cortex.operator.deploy.model_pins import pin_models, pins_of, with_pins
 from cortex.operator.deploy.projects import ProjectFolders, SharedProjects
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
-from cortex.state.queries.history import HistoryEntry
+from cortex.state.queries.history import BY_CANARY, HistoryEntry
 from cortex.state.revision import Revision
 
 _OVERRIDE = "(override with --force)"
@@ -201,7 +201,7 @@ class Deployer:
             if record is None or record.revision != only_from:
                 raise ConflictError(f"{name} was deployed again")
             change = _change(with_pins(record.spec, pins), record.target.project_hash, record.nonce)
-            self._write([], await self._describe([change], None, "new model version", "canary"), [])
+            self._write([], await self._describe([change], None, "new model version", BY_CANARY), [])
 
     async def refresh(self, name: str, force: bool = False) -> DeployResult:
         """Replace every replica of an API by a new one with the same spec.

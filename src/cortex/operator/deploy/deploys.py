@@ -14,6 +14,7 @@ from cortex.operator.deploy.diagnose import Machine
 from cortex.operator.deploy.projects import SharedProjects
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.replicas import Replicas
+from cortex.state.queries.history import BY_CANARY
 from cortex.state.queries.projects import ProjectStore
 from cortex.state.revision import Revision
 
@@ -56,7 +57,7 @@ class Deploys:
         return {"judge canaries": self._canaries.run, "deploy new versions of models": self._model_versions.run}
 
     async def _return_to(self, api: str, number: int | None, revision: str) -> None:
-        await self.deployer.rollback(api, number, force=True, by="canary", only_from=revision)
+        await self.deployer.rollback(api, number, force=True, by=BY_CANARY, only_from=revision)
 
     async def _inspect_machine(self) -> Machine:
         return Machine(os.environ, await self._engine.find_devices())

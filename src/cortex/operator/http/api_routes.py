@@ -137,7 +137,7 @@ def api_routes(services: Services) -> APIRouter:
         """Return the revisions of an API that a rollback can deploy again, the newest first."""
         record = services.api(api)
         trial = services.replicas.trials.describe(record)
-        return [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
+        return describe_history(services.apis.history(api), record, trial)
 
     @router.get("/{api}/logs")
     async def logs(
@@ -303,8 +303,13 @@ def _describe(services: Services, record: ApiRecord, metrics: dict[str, Json]) -
     }
 
 
-def describe_revision(entry: HistoryEntry, record: ApiRecord, trial: Json | None) -> Json:
-    """Return an entry of an API's history; `trial` is the description of its last one."""
+def describe_history(history: Sequence[HistoryEntry], record: ApiRecord, trial: Json | None) -> list[Json]:
+    """Return the entries of an API's history; `trial` is the description of its last one."""
+    ended = {entry.number - 1 for entry in history if entry.ends_canary}
+    return [_describe_revision(entry, record, trial, entry.number in ended) for entry in history]
+
+
+def _describe_revision(entry: HistoryEntry, record: ApiRecord, trial: Json | None, was_rolled_back: bool) -> Json:
     return {
         "number": entry.number,
         "revision": entry.revision,
@@ -317,16 +322,18 @@ def describe_revision(entry: HistoryEntry, record: ApiRecord, trial: Json | None
         "live_at": entry.live_at.isoformat() if entry.live_at else None,
         "is_live": entry.number == record.live_number,
         "is_newest": entry.number == record.number,
-        "canary": _canary_of(entry, record, trial),
+        "canary": _canary_of(entry, record, trial, was_rolled_back),
     }
 
 
-def _canary_of(entry: HistoryEntry, record: ApiRecord, trial: Json | None) -> str | None:
+def _canary_of(entry: HistoryEntry, record: ApiRecord, trial: Json | None, was_rolled_back: bool) -> str | None:
     """Return the outcome of the trial of a revision that has only been a canary; None for others."""
     if trial is not None and entry.number == trial["revision_number"]:
         return None if trial["outcome"] == TrialOutcome.PROMOTED else str(trial["outcome"])
     was_canary = entry.spec.update_strategy.canary is not None and entry.live_at is None and entry.number > 1
-    return "not promoted" if was_canary and entry.number != record.number else None
+    if not was_canary or entry.number == record.number:
+        return None
+    return str(TrialOutcome.ROLLED_BACK) if was_rolled_back else "not promoted"
 
 
 def _without_secrets(spec: Api, project: Path) -> Json:

@@ -18,6 +18,8 @@ from cortex.state.tables import api_history, serving_revisions
 
 #: Entries kept per API, besides the newest one that was live: projects of entries stay on disk.
 KEPT_ENTRIES = 10
+#: `HistoryEntry.deployed_by` of what cortex deploys by itself: new versions of models, and rollbacks of canaries.
+BY_CANARY = "canary"
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class HistoryEntry:
     deployed_by: str  #: empty: unknown
     changes: tuple[str, ...]  #: differences from the entry that was live then
     live_at: datetime | None  #: when it first became ready; None: never
+
+    @property
+    def ends_canary(self) -> bool:
+        """Return whether it is the rollback by which cortex itself ended the trial of the entry before."""
+        return self.deployed_by == BY_CANARY and self.action.startswith("rollback to ")
 
 
 def entries(connection: Connection, name: str) -> list[HistoryEntry]:

@@ -13,7 +13,7 @@ from cortex.operator.dashboard.rendering import Pages, done
 from cortex.operator.dashboard.security import PREFIX, form_of, session_of
 from cortex.operator.deploy.deployer import DeployResult
 from cortex.operator.deploy.projects import dotenv_of
-from cortex.operator.http.api_routes import describe_revision, promote_revision
+from cortex.operator.http.api_routes import describe_history, promote_revision
 from cortex.operator.http.services import Services
 from cortex.payloads.json_object import Json
 from cortex.state.revision import Revision
@@ -48,7 +48,7 @@ def revision_pages(services: Services, pages: Pages) -> APIRouter:
         """Show the revisions, the newest first."""
         row, record = await api_row(services, api), services.api(api)
         trial = services.replicas.trials.describe(record)
-        entries = [describe_revision(entry, record, trial) for entry in services.apis.history(api)]
+        entries = describe_history(services.apis.history(api), record, trial)
         return pages.page(request, "api_history.html", row=row, tab="history", entries=entries)
 
     @router.post("/rollback")
