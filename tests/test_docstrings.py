@@ -48,7 +48,8 @@ class Source:
 
 def test_names_in_docstrings_exist() -> None:
     files = sorted((ROOT / "src").rglob("*.py"))
-    sources = {f".{path.relative_to(ROOT / 'src').with_suffix('')}".replace("/", "."): Source(path) for path in files}
+    names = (f".{path.relative_to(ROOT / 'src').with_suffix('')}".replace("/", ".") for path in files)
+    sources = {name.removesuffix(".__init__"): Source(path) for name, path in zip(names, files, strict=True)}
     code = "\n".join(line for source in sources.values() for line in source.lines)
     pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     known = {part for module in sources for part in module.split(".")}

@@ -51,7 +51,14 @@ def test_no_text_controls_a_terminal(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("", ""), ("a", "a"), ("a\r", "a"), (" 0%\r50%\r100%", "100%"), (" 0%\r50%\r\r", "50%")],
+    [
+        ("", ""),
+        ("a", "a"),
+        ("a\r", "a"),
+        (" 0%\r50%\r100%", "100%"),
+        (" 0%\r50%\r\r", "50%"),
+        ("abc\rd", "dbc"),
+    ],
 )
 def test_carriage_returns_overwrite_their_line(line: str, expected: str) -> None:
     assert without_overwritten(line) == expected

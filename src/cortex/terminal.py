@@ -40,8 +40,14 @@ def shown(text: str) -> str:
 
 
 def without_overwritten(line: str) -> str:
-    """Return what a terminal shows of a line after its carriage returns, such as those of a progress bar."""
-    return line.rstrip("\r").rpartition("\r")[2]
+    """Return what a terminal shows of a line after its carriage returns, such as those of a progress bar.
+
+    What is longer than its successors stays in part: a text of a caller hides no other.
+    """
+    result = ""
+    for part in line.split("\r"):
+        result = part + result[len(part) :]
+    return result
 
 
 def is_terminal(stream: TextIO | None) -> bool:

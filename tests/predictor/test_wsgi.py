@@ -159,6 +159,16 @@ def _starts_with_nothing(environ: Any, start_response: Any) -> Iterator[bytes]:
     start_response("404 Not Found", [])
 
 
+class _ClosesBadly(list[bytes]):
+    def close(self) -> None:
+        raise StopIteration
+
+
+def _stops_at_its_end(environ: Any, start_response: Any) -> _ClosesBadly:
+    start_response("200 OK", [])
+    return _ClosesBadly([b"one"])
+
+
 def _stops(environ: Any, start_response: Any) -> list[bytes]:
     raise StopIteration
 
@@ -171,6 +181,7 @@ def _stops(environ: Any, start_response: Any) -> list[bytes]:
         (_writes, [201, b"one", b"two", b""]),
         (_starts_with_nothing, ["RuntimeError: the application called start_response a second time, without exc_info"]),
         (_stops, ["RuntimeError: the application raised StopIteration"]),
+        (_stops_at_its_end, [200, b"one", b"", "RuntimeError: the response of the application raised StopIteration"]),
         (lambda *_: [b"x"], ["RuntimeError: the application has not called start_response"]),
         (lambda *_: [], ["RuntimeError: the application has not called start_response"]),
     ],
@@ -190,3 +201,26 @@ def test_a_response_begins_with_its_first_bytes(application: Callable[..., Any],
     except Exception as error:
         events.append(f"{type(error).__name__}: {error}")
     assert events == expected
+
+
+def test_write_raises_what_its_client_does() -> None:
+    written: list[int] = []
+
+    def application(environ: Any, start_response: Any) -> list[bytes]:
+        write = start_response("200 OK", [])
+        for number in range(1000):
+            write(b"x")
+            written.append(number)
+        return []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message.get("body"):
+            raise ConnectionResetError("the client has disconnected")
+
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [], "root_path": ""}
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(as_asgi(application, "wsgi", 1)({**scope, "http_version": "1.1", "scheme": "http"}, receive, send))
+    assert len(written) < 1000

@@ -128,8 +128,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         ),
         "networking.max_stored_size": (
             "AsyncAPI, BatchAPI and TaskAPI only: maximum size of what callers of the endpoint have stored: "
-            "workloads, items, results and dead letters. What has ended makes room, the oldest first; otherwise "
-            "the response is 503"
+            "workloads, items, results and dead letters. What has ended makes room in the background, the "
+            "oldest first; until then, the response is 503"
         ),
         "networking.max_batch_size": (
             "BatchAPI only: maximum size of a batch in bytes: its items as JSON and the commas between them"

@@ -111,8 +111,7 @@ class _Response:
                 if part or self._write is not None:
                     self._send_head()
                     yield part
-                    if self._client.error is not None:
-                        raise self._client.error
+                    self._check_client()
             self._send_head()
         finally:
             end_if_forked(self._parent)
@@ -120,6 +119,11 @@ class _Response:
     def _write_part(self, part: bytes) -> None:
         end_if_forked(self._parent)
         self._send_head()(part)
+        self._check_client()
+
+    def _check_client(self) -> None:
+        if self._client.error is not None:
+            raise self._client.error
 
     def _send_head(self) -> Callable[[bytes], None]:
         if self._head is None:
@@ -132,6 +136,8 @@ class _Response:
         """Close the response of the application."""
         try:
             getattr(self.parts, "close", lambda: None)()
+        except StopIteration as error:
+            raise RuntimeError("the response of the application raised StopIteration") from error
         finally:
             end_if_forked(self._parent)
 

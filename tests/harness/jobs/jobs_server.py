@@ -41,7 +41,8 @@ from cortex.operator.http.async_routes import AsyncRoutes
 from cortex.operator.http.gateway_routes import create_jobs_app
 from cortex.operator.http.job_routes import JobRoutes
 from cortex.operator.http.operator_server import create_jobs_server
-from cortex.operator.http.worker_routes import WorkerRoutes, worker_token
+from cortex.operator.http.worker_routes import WorkerRoutes
+from cortex.operator.jobs.jobs import worker_token
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
 from harness.connections import UnixConnection

@@ -23,7 +23,7 @@ from cortex.jobs.spec import (
     Report,
     StopSignal,
 )
-from cortex.operator.http.worker_routes import worker_token
+from cortex.operator.jobs.jobs import worker_token
 from cortex.processes.sockets import replace_listener
 from harness.connections import UnixConnection
 from harness.jobs.jobs_server import JobsServer, jobs_server

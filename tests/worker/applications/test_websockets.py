@@ -54,6 +54,11 @@ SOURCE = """
         await socket.accept()
         await socket.send_bytes(3)
 
+    @app.websocket("/zero")
+    async def zero(socket: WebSocket):
+        await socket.accept()
+        await socket.close(0)
+
     @app.websocket("/crash")
     async def crash(socket: WebSocket):
         await socket.accept()
@@ -114,6 +119,11 @@ def test_a_message_larger_than_the_limit_of_bodies_closes_the_websocket(replica:
     ("path", "reason", "logged"),
     [
         ("/fail", "internal server error: ValueError in the application", "ValueError: bad"),
+        (
+            "/zero",
+            "internal server error: a WebSocket is closed with the code 0; use one from 1000 to 4999",
+            "UserError",
+        ),
         ("/number", "internal server error: a message is of the type int; use bytes", "UserError"),
     ],
 )

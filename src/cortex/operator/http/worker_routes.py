@@ -24,11 +24,6 @@ PREFIX = "/worker/"
 MAX_WAIT_S = 20.0
 
 
-def worker_token(operator_token: str, worker: str) -> str:
-    """Return a worker's token, derived from the operator's token, which it does not reveal."""
-    return hmac.new(operator_token.encode(), worker.encode(), "sha256").hexdigest()
-
-
 class WorkerRoutes:
     """ASGI application for job workers. `token` returns the token of a worker."""
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 
 from cortex.jobs.store import JobStore
 from cortex.operator.context import Loops, OperatorContext
-from cortex.operator.http.worker_routes import worker_token
 from cortex.operator.infrastructure import Infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
 from cortex.state.database import open_jobs
+
+
+def worker_token(operator_token: str, worker: str) -> str:
+    """Return a worker's token, derived from the operator's token, which it does not reveal."""
+    return hmac.new(operator_token.encode(), worker.encode(), "sha256").hexdigest()
 
 
 class Jobs:

@@ -17,6 +17,7 @@ from wsproto.connection import ConnectionState as WebSocketState
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Message, Ping, Request, TextMessage
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
+from cortex.errors import UserError
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
@@ -214,7 +215,10 @@ class WebSocketCall:
 
     async def _send_message(self, kind: str, message: dict[str, Any]) -> None:
         if kind == "websocket.close":
-            self.close(message.get("code", NORMAL), message.get("reason") or "")
+            code = message.get("code", NORMAL)
+            if not isinstance(code, int) or not 1000 <= code < 5000:
+                raise UserError(f"a WebSocket is closed with the code {code!r}; use one from 1000 to 4999")
+            self.close(code, message.get("reason") or "")
             return
         if kind != "websocket.send":
             raise RuntimeError(f"expected 'websocket.send' or 'websocket.close', but got {kind!r}")
