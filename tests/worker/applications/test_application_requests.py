@@ -467,7 +467,7 @@ def test_a_part_that_is_not_of_bytes_is_an_error(type: str, source: str) -> None
     with running_replica(source, type=type, app="app") as replica:
         replica.wait_ready()
         assert ask(replica, "/").status == 500
-        assert "a part of the response's body is of the type int; use bytes" in replica.log()
+        wait_until(lambda: "a part of the response's body is of the type int; use bytes" in replica.log())
 
 
 def test_a_wsgi_application_receives_a_body_of_unknown_length() -> None:
