@@ -14,7 +14,7 @@ from harness.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.processes
 
-#: A daemon, the child of a daemon without variables, and an orphan without variables in the daemon's home.
+#: A daemon, the child of a daemon without variables, and an orphan HAProxy without variables in the daemon's home.
 RUN = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -23,9 +23,10 @@ from harness.guard import start_guard
 home, pids = Path(sys.argv[1]), Path(sys.argv[2])
 start_guard()
 code = '''
-import os, subprocess
+import os, shutil, subprocess
+shutil.copy(shutil.which("sleep"), {home!r} + "/haproxy")
 child = subprocess.Popen(["sleep", "600"], env={{}})
-orphan = subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null & echo $!"], cwd={home!r}, env={{}})
+orphan = subprocess.check_output(["sh", "-c", "./haproxy 600 >/dev/null & echo $!"], cwd={home!r}, env={{}})
 print(os.getpid(), child.pid, int(orphan), flush=True)
 child.wait()
 '''

@@ -639,6 +639,11 @@ def test_the_server_of_a_command_is_started_and_restarted_at_a_change(tmp_path: 
         terminal.expect("own-server  new process (server.py changed), ready in ")
         assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
 
+        (server,) = (each for each in terminal.processes() if "server.py" in " ".join(each.cmdline()))
+        server.kill()
+        terminal.expect("own-server  the process ended: killed (SIGKILL); starting another")
+        assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
+
         edit(project, "import ", "import nothing_of_this_name, ", "server.py")
         terminal.expect("failed to start: the command exited with code 1 before it was ready")
         terminal.expect("ModuleNotFoundError: No module named 'nothing_of_this_name'")

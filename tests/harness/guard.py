@@ -1,7 +1,7 @@
 """A process beside each test run that kills what the run leaves behind, also if the run itself is killed.
 
 All processes of a run inherit a variable with its token. As a program, this waits for the end of the run's first
-process, then kills those with the token, their descendants, and those in a home of one of them: HAProxy inherits no
+process, then kills those with the token, their descendants, and HAProxy in a home of one of them: it inherits no
 variables.
 """
 
@@ -42,13 +42,15 @@ def processes_of(token: str) -> set[int]:
     homes: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            status = (process / "stat").read_text().rpartition(")")[2].split()
+            name, _, rest = (process / "stat").read_text().rpartition(")")
+            status = rest.split()
             environ = os.fsdecode((process / "environ").read_bytes()).split("\0")
             if status[0] == "Z":
                 continue
             pid = int(process.name)
             parents[pid] = int(status[1])
-            folders[pid] = (process / "cwd").readlink()
+            if name.endswith("(haproxy"):
+                folders[pid] = (process / "cwd").readlink()
             if f"{VARIABLE}={token}" in environ:
                 found.add(pid)
                 homes.update(each.partition("=")[2] for each in environ if each.startswith("CORTEX_HOME=/"))

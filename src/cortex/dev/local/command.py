@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -12,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from cortex.errors import UserError
 from cortex.supervisor.exit_reasons import name_death
@@ -72,7 +75,19 @@ class CommandApi:
             await asyncio.sleep(FLUSH_S)
             sys.stderr.write(f"the command {self._exit_reason()}\n")
             self.close()
-            os._exit(1)
+            _end_as(self._process.wait_status or 0)
 
     def _exit_reason(self) -> str:
         return name_death(self._process.wait_status or 0, 0).message
+
+
+def _end_as(wait_status: int) -> NoReturn:
+    """End this process as the command has ended, whose reason callers and the terminal get."""
+    if not os.WIFSIGNALED(wait_status):
+        os._exit(os.WEXITSTATUS(wait_status))
+    number = os.WTERMSIG(wait_status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has written its own
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
