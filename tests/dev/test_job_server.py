@@ -25,7 +25,8 @@ CONFIG = (
 )
 CODE = """
 class Handler:
-    def __init__(self, config): pass
+    def __init__(self, config):
+        if "exits" in config: raise SystemExit("no license")
     def handle_batch(self, payload):
         if payload == ["wait"]:
             open("pipe").read()
@@ -119,6 +120,14 @@ def test_a_stopped_job_ends_after_its_batch_and_one_that_waits_does_not_begin(se
     wait_until(lambda: served.status(last["job_id"]) == "succeeded")
     assert [served.call("GET", f"/sums/{job}")[1]["results"] for job in (first, second)] == [["waited"], []]
     assert served.status(first) == "stopped"
+
+
+def test_a_constructor_that_exits_ends_its_job_only(served: Served) -> None:
+    items: dict[str, Any] = {"workers": 1, "item_list": {"items": [1], "batch_size": 1}}
+    _, job = served.call("POST", "/sums", json.dumps({**items, "config": {"exits": 1}}))
+    wait_until(lambda: served.status(job["job_id"]) == "worker_error")
+    _, last = served.call("POST", "/sums", json.dumps(items))
+    wait_until(lambda: served.status(last["job_id"]) == "succeeded")
 
 
 def test_options_without_effect_are_named(served: Served, capfd: pytest.CaptureFixture[str]) -> None:

@@ -196,10 +196,13 @@ class JobsApi:
         assignment = job_assignment(job.record, self._spec.id, Home(Path("/")))
         try:
             bound = self.code.construct(assignment.config, assignment.job_spec, assignment.api_spec)
-        except Exception as error:  # the edge of the user's code
+        except (Exception, SystemExit) as error:  # the edge of the user's code
             message, text = str(error) if isinstance(error, UserError) else describe(error), _traceback(error)
             write_log(f"{text}\n" if text else f"{message}\n")
-            self._end(job, JobStatus.WORKER_ERROR, message, text)
+            if job.is_stopped:
+                self._end(job, JobStatus.STOPPED, job.record.message)
+            else:
+                self._end(job, JobStatus.WORKER_ERROR, message, text)
             return
         payloads, has_hook = [batch.payload for batch in job.batches], bound.on_job_complete is not None
         leases = _LocalLeases(payloads, job.outcomes, has_hook, lambda: job.is_stopped)
@@ -259,7 +262,7 @@ class JobsApi:
         )
 
 
-def _traceback(error: Exception) -> str:
+def _traceback(error: BaseException) -> str:
     return error.traceback if isinstance(error, UserError) else format_user_traceback(error)
 
 
