@@ -9,8 +9,12 @@ from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.replicas.replicas import Answer, Replica, read, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
+
+pytestmark = pytest.mark.processes
 
 HANDLER = """
     import asyncio, pathlib, time
