@@ -17,7 +17,7 @@ demo: $(RUNTIME) ## deploy the iris example and ask it for a prediction
 demo-stop: $(RUNTIME) ## stop what the demo left running
 	@$(VENV)/bin/python scripts/demo.py --stop
 
-test-fast: $(DEV) ## run the pure and in-process tests (under a minute, nothing else installed)
+test-fast: $(DEV) ## run the pure and in-process tests (one to two minutes, nothing else installed)
 	@sh scripts/test fast
 
 test: $(DEV) ## run the tests with real operators, gateways, replicas, S3, PostgreSQL and Ray (minutes)

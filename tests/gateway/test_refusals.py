@@ -100,15 +100,18 @@ async def test_a_client_that_reads_while_it_sends_receives_the_refusal(
     home: Home, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     certificate, key = write_pair(tmp_path, "127.0.0.1")
+    body = tmp_path / "body"  # no pipe: curl may end before all of it is written
+    body.write_bytes(b"x" * LARGE)
     async with refusing(home, certificate.read_text() + key.read_text(), http_2=True) as w:
         for path, status in REFUSED.items():
             if path == "/limited" and "-T" in options:
                 continue
             command = ["curl", "-sk", "-X", "POST", "-H", "Expect:", "-o", "/dev/null", "-w", "%{http_code}", *options]
-            client = await asyncio.create_subprocess_exec(
-                *command, f"https://127.0.0.1:{w.port}{path}", stdin=-1, stdout=-1, stderr=-1
-            )
-            output, _ = await client.communicate(b"x" * LARGE)
+            with body.open("rb") as file:
+                client = await asyncio.create_subprocess_exec(
+                    *command, f"https://127.0.0.1:{w.port}{path}", stdin=file, stdout=-1, stderr=-1
+                )
+                output, _ = await client.communicate()
             assert (client.returncode, output) == (0, b"%d" % status), path
 
 
