@@ -156,6 +156,8 @@ async def _inspect(prefix: Prefix, environ: Mapping[str, str], deadline: float) 
         # It may be large, or empty, or the store does not answer at all.
         if not listing.done() and (error := await _absence(prefix.url, environ)):
             return _Inspection(error=error)
+        if time.monotonic() >= deadline:  # a timeout that is over does not end what is done
+            return _Inspection()
         async with asyncio.timeout(deadline - time.monotonic()):
             return _Inspection(await listing)
     except TimeoutError:
