@@ -639,8 +639,7 @@ def test_the_server_of_a_command_is_started_and_restarted_at_a_change(tmp_path: 
         terminal.expect("own-server  new process (server.py changed), ready in ")
         assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
 
-        (server,) = (each for each in terminal.processes() if "server.py" in " ".join(each.cmdline()))
-        server.kill()
+        terminal.process_of("server.py").kill()
         terminal.expect("own-server  the process ended: killed (SIGKILL); starting another")
         assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
 
@@ -738,7 +737,6 @@ def test_a_request_that_waits_longer_than_its_timeout_for_a_process_gets_the_rea
         assert call(f"{terminal.url}/double", {"x": 1})[0] == 200
 
 
-@pytest.mark.long  # once, it ran the code of the save before: the race is not found
 def test_a_request_right_after_a_save_runs_the_new_code(project: Path) -> None:
     edit(project, '"y": ', '"y": 0 + ')
     with DevTerminal(project) as terminal:
@@ -746,6 +744,20 @@ def test_a_request_right_after_a_save_runs_the_new_code(project: Path) -> None:
         for number in range(20):
             assert call(url, {"x": 1})[1]["y"] == 2 + number
             edit(project, f'"y": {number} +', f'"y": {number + 1} +')
+
+
+def test_a_request_after_a_save_that_follows_another_runs_the_newest_code(project: Path) -> None:
+    edit(project, '"y": ', '"y": 0 + ')
+    with DevTerminal(project) as terminal:
+        url = f"{terminal.url}/double"
+        for number in range(0, 20, 2):
+            assert call(url, {"x": 1})[1]["y"] == 2 + number
+            edit(project, f'"y": {number} +', f'"y": {number + 1} +')
+            meanwhile = threading.Thread(target=_ignore, args=(lambda: call(url, {"x": 1}),))
+            meanwhile.start()
+            edit(project, f'"y": {number + 1} +', f'"y": {number + 2} +')
+            assert call(url, {"x": 1})[1]["y"] == 4 + number
+            meanwhile.join()
 
 
 def test_a_request_runs_the_code_that_was_saved_while_another_api_was_loading(project: Path) -> None:

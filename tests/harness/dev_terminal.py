@@ -93,6 +93,17 @@ class DevTerminal:
         """Return all processes that it has started."""
         return psutil.Process(self.pid).children(recursive=True)
 
+    def process_of(self, word: str) -> psutil.Process:
+        """Return the process with this word in its command line, once there is just one."""
+        found: list[psutil.Process] = []
+
+        def is_alone() -> bool:
+            found[:] = [each for each in self.processes() if word in " ".join(_command_line(each))]
+            return len(found) == 1
+
+        wait_until(is_alone, TIMEOUT_S)
+        return found[0]
+
     def interrupt(self) -> int:
         """Press Ctrl-C and wait for the end; return the exit code."""
         self.type("\x03")
@@ -121,3 +132,10 @@ class DevTerminal:
             if not data:
                 return
             self._output += data
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []

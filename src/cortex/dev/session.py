@@ -40,8 +40,8 @@ STREAM_S = 1.0
 #: A start that takes longer is reported before it ends.
 _SLOW_START_S = 1.0
 _PORTS_TRIED = 20
-#: The longest time that a request waits for files to settle: some may change without end.
-_NOTICE_S = 0.2
+#: The longest time that a request waits until a change is noticed: about 40 ms, and more on a busy machine.
+_NOTICE_S = 2.0
 _NOTICE_POLL_S = 0.005
 
 
@@ -69,7 +69,8 @@ class DevSession:
         self._gateway = DevGateway(terminal.request)
         self._port = 0
         self._project: LocalProject
-        self._changed: asyncio.Queue[set[Path]] = asyncio.Queue()
+        self._noticed: set[Path] = set()  #: files of changes that are not applied yet
+        self._has_noticed = asyncio.Event()
         self._unapplied: set[Path] = set()  #: files of a change that failed: they are applied with the next one
         self._stopped = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -128,9 +129,9 @@ class DevSession:
         """Start the process of an API again after it has ended on its own."""
         async with self._reloading:
             if not each.is_serving:
-                await self._until_changed(self._start_process(each, time.perf_counter(), "started again"))
-            if not each.is_outdated:
-                each.release()
+                await self._start_process(each, time.perf_counter(), "started again")
+            elif not each.is_outdated:
+                self._release(each)
 
     # Start.
 
@@ -154,17 +155,17 @@ class DevSession:
         self.watch()
         self._watcher.start()
         served = [each for each in self._apis.values() if each.api.kind is not ApiKind.SPLITTER]
-        await self._until_changed(*(self._start(each) for each in served))
+        await asyncio.gather(*(self._start(each) for each in served))
         for each in self._apis.values():
             self._print_api(each)
         self.terminal.raw(self.terminal.styled("save a file to reload it; Ctrl-C ends", "dim"))
         samples = asyncio.create_task(self._send_samples())
         while True:
             try:
-                changed = await self._changed.get()
+                await self._has_noticed.wait()
             finally:
                 samples.cancel()  # a change does not wait for the response of older code
-            if await self._handle(changed):
+            if await self._handle_changes():
                 samples = asyncio.create_task(self._send_samples())
 
     async def _add(self, api: Api) -> DevApi:
@@ -209,30 +210,25 @@ class DevSession:
     # Changes.
 
     def _on_change(self, changed: set[Path]) -> None:
-        if not self._is_installing:  # the old code serves while packages are installed
-            for each in self._files.concerned(changed):
+        for each, file in self._files.concerned(changed).items():
+            if not self._is_installing:  # the old code serves while packages are installed
                 each.hold()
-        self._changed.put_nowait(changed)
+            each.abandon_start(file)
+        self._noticed |= changed
+        self._has_noticed.set()
 
-    def _pending(self) -> set[Path]:
-        """Return the changes that are not applied yet."""
-        pending: set[Path] = set()
-        while not self._changed.empty():
-            pending |= self._changed.get_nowait()
-        if pending:
-            self._changed.put_nowait(pending)
-        return pending
+    def _release(self, each: DevApi) -> None:
+        """Forward the requests of an API again, unless a change that concerns it is still to be applied."""
+        if each not in self._files.concerned(self._noticed):
+            each.release()
 
-    async def _handle(self, changed: set[Path]) -> bool:
-        """Apply a change of files, and return whether that succeeded; requests are held meanwhile."""
+    async def _handle_changes(self) -> bool:
+        """Apply the changes of files, and return whether that succeeded; requests are held meanwhile."""
         is_applied = False
-        changed |= self._unapplied
-        while not self._changed.empty():
-            changed |= self._changed.get_nowait()
         started = time.perf_counter()
-        if self._reloading.locked():  # a process that has ended is started again
-            self._abandon_starts(changed)
         async with self._reloading:
+            changed, self._noticed = self._noticed | self._unapplied, set()
+            self._has_noticed.clear()
             self._gateway.paths_known.clear()
             for each in self._apis.values():
                 each.hold()
@@ -243,16 +239,14 @@ class DevSession:
             except (CortexError, OSError) as error:  # OSError: files that are being replaced
                 await self.notice_changes()
                 of_environments = self._files.of_environments
-                if self._pending() & of_environments:  # the next change may have corrected it
+                if self._noticed & of_environments:  # the next change may have corrected it
                     self._unapplied = changed
                 else:
                     self._unapplied = changed - of_environments  # not installed again at each save
                     self._report_error(error)
             finally:
-                concerned = self._files.concerned(self._pending())
                 for each in self._apis.values():
-                    if each not in concerned:  # otherwise the next change releases it
-                        each.release()
+                    self._release(each)
                 self._gateway.paths_known.set()
         self.watch()
         for each in self._apis.values():
@@ -304,35 +298,12 @@ class DevSession:
             elif has_changed:
                 pending.append(self._reload(each, started, names))
             else:
-                each.release()
+                self._release(each)
                 if dependencies:
                     self.terminal.line(f"{name}  the environment is the same as before; its process goes on")
         self._gateway.upstreams = [*self._apis.values()]
         self._gateway.paths_known.set()
-        await self._until_changed(*pending)
-
-    async def _until_changed(self, *starts: Coroutine[None, None, object]) -> None:
-        """Wait until processes have loaded; a change of a file meanwhile ends those that may use it."""
-        changed: set[Path] = set()
-
-        async def abandon_at_changes() -> None:
-            while True:
-                found = await self._changed.get()
-                changed.update(found)
-                self._abandon_starts(found)
-
-        watching = asyncio.create_task(abandon_at_changes())
-        try:
-            await asyncio.gather(*starts)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            if changed:
-                self._changed.put_nowait(changed)
-
-    def _abandon_starts(self, changed: set[Path]) -> None:
-        for each, file in self._files.concerned(changed).items():
-            each.abandon_start(file)
+        await asyncio.gather(*pending)
 
     def _restart_reason(self, each: DevApi, api: Api, spec: ReplicaSpec, changed: set[str]) -> str:
         """Return why an API needs a new process whatever has changed in its code; "" if it does not."""
@@ -380,7 +351,7 @@ class DevSession:
         if result.kind != "swapped":
             await self._restart(each, started, result.message)
             return
-        each.release()
+        self._release(each)
         files = ", ".join(sorted(changed & each.modules))
         if not result.names:
             self.terminal.line(f"{each.api.name}  {files}: nothing that runs has changed")
@@ -415,7 +386,7 @@ class DevSession:
         finally:
             slow_start.cancel()
         if not each.is_outdated:
-            each.release()
+            self._release(each)
         self._report_start(each, result, started, what)
         return result.kind == "ready"
 

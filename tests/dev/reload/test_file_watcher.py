@@ -6,11 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cortex.dev.reload.file_watcher import FileWatcher
+from harness.wait import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -40,6 +43,32 @@ def test_a_watcher_is_behind_until_a_change_is_polled(tmp_path: Path) -> None:
     assert found.is_behind()
     found.poll()
     assert not found.is_behind()
+
+
+def test_a_file_that_changes_without_end_hides_no_other_change_and_delays_no_request(tmp_path: Path) -> None:
+    handler, log = tmp_path / "a.py", tmp_path / "log.txt"
+    handler.write_text("1")
+    found = watcher(handler, log)
+    stopped = threading.Event()
+
+    def keep_writing() -> None:
+        while not stopped.wait(0.005):
+            log.write_text(str(time.monotonic_ns()))
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        wait_until(log.exists)
+        handler.write_text("2")
+        assert found.poll() == {handler, log}
+        assert not found.is_behind()
+    finally:
+        stopped.set()
+        writer.join()
+    assert found.poll() <= {log}
+    assert found.poll() == set()
+    handler.write_text("3")
+    assert found.is_behind()
 
 
 def test_a_file_that_was_only_touched_is_not_reported(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 POLL_S = 0.03
 #: A change is reported once the files have been the same for this long: editors write several files, or one twice.
 SETTLED_S = 0.02
+#: A change is reported after this time even if some file goes on changing.
+_MAX_SETTLING_S = 1.0
 #: The content of larger files is not compared.
 _MAX_HASHED_BYTES = 4 * 1024 * 1024
 #: Files of a folder beyond this number are not watched.
@@ -42,6 +44,7 @@ class FileWatcher:
         self._known: dict[Path, tuple[_Stat | None, str]] = {}
         self._outputs = _output_files()
         self._is_polling = False
+        self._is_restless = False  #: a file changes without end
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -82,20 +85,27 @@ class FileWatcher:
             self._is_polling = False
 
     def is_behind(self) -> bool:
-        """Return whether a file has changed that is not reported yet. With many files, return False unchecked."""
-        if len(self._known) > _MAX_CHECKED:
+        """Return whether a file has changed that is not reported yet.
+
+        Return False unchecked if there are many files, and while a file changes without end.
+        """
+        if self._is_restless or len(self._known) > _MAX_CHECKED:
             return False
         return bool(self._differing()) or self._is_polling  # in this order: `poll` resets the former first
 
     def poll(self) -> set[Path]:
         """Return the files whose content has changed since the last call, once they have settled."""
         if not self._differing():
+            self._is_restless = False
             return set()
+        deadline = time.monotonic() + _MAX_SETTLING_S
         while True:
             before = self._stats()
             time.sleep(SETTLED_S)
-            if self._stats() == before:
+            is_settled = self._stats() == before
+            if is_settled or time.monotonic() > deadline:
                 break
+        self._is_restless = not is_settled
         changed = set()
         with self._lock:
             for path in self._differing_unlocked():
