@@ -20,7 +20,7 @@ from cortex.home import Home
 from cortex.operator.canary.disagreement import PairedPredictions
 from cortex.operator.canary.judge import RevisionNumbers
 from cortex.operator.monitoring.metric_totals import MetricTotals
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.database import open_state
 from cortex.state.queries.metrics import MetricStore

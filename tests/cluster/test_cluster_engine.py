@@ -22,7 +22,7 @@ from cortex.cluster.known_nodes import nodes_in_file
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger

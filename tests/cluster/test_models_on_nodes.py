@@ -13,7 +13,7 @@ from cluster.test_cluster_engine import Cluster, ask, cluster, ready, run, stop
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
 from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec

@@ -19,7 +19,7 @@ from cortex.errors import CortexError, UserError
 from cortex.home import Home
 from cortex.models.source import loads_models
 from cortex.operator.deploy.diagnose import Diagnosis
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.archive import unpack
 from cortex.projects.project import pack
 from cortex.state.revision import Revision

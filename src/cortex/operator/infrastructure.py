@@ -21,7 +21,7 @@ from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.installation import Installation
 from cortex.operator.context import OperatorContext
-from cortex.operator.replicas.preparations import Preparations
+from cortex.operator.revisions.preparations import Preparations
 from cortex.state.revision import Revision
 
 if TYPE_CHECKING:

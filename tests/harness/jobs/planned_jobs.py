@@ -11,7 +11,7 @@ from cortex.jobs.spec import JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import DeathCause, JobStatus, ProcessState
 from cortex.models.spec import ModelSource
 from cortex.operator.jobs.plan import AssignWorker, JobWorkerState, PlannedJob, StartWorker, StopWorker, plan_jobs
-from cortex.operator.replicas.capacity import DeviceCapacity, MachineCapacity
+from cortex.operator.revisions.capacity import DeviceCapacity, MachineCapacity
 from cortex.worker.spec import Death, ProcessStatus, ReplicaStatus, StartFailure
 from harness.replicas.specs import replica_spec
 

@@ -33,7 +33,7 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.service import JobService
-from cortex.operator.replicas.preparations import Preparations
+from cortex.operator.revisions.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
 from cortex.state.revision import Revision

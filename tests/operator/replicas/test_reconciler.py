@@ -18,11 +18,11 @@ from cortex.lifecycle import ApiStatus
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
-from cortex.operator.replicas.preparations import Preparations
 from cortex.operator.replicas.reconciler import Reconciler
 from cortex.operator.replicas.routing import RouteSettings, server_name
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState
+from cortex.operator.revisions.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
 from cortex.state.queries.signatures import SignatureStore

@@ -15,7 +15,7 @@ from cortex.engine.environment import Prepared, prepare_setup, setup_of
 from cortex.errors import InputError
 from cortex.home import Home
 from cortex.operator.deploy.diagnose import Diagnosis, Machine, diagnose
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.dotenv import DOTENV_NAME
 from cortex.state.revision import Revision
 from cortex.worker.spec import ReplicaSpec, Setup

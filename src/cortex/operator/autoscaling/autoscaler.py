@@ -32,8 +32,8 @@ from cortex.operator.autoscaling.policy import (
     decide,
 )
 from cortex.operator.error_log import LoopErrorLog
-from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import wanted_replicas
+from cortex.operator.revisions.capacity import MachineCapacity
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaStatus

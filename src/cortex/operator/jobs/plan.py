@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from cortex.config.schema import Compute
 from cortex.jobs.spec import JobRecord
 from cortex.lifecycle import DeathCause, JobStatus, ProcessState
-from cortex.operator.replicas.capacity import MachineCapacity
+from cortex.operator.revisions.capacity import MachineCapacity
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus
 
 #: Consecutive failed starts after which a worker is given up: one that never started, or one that did, which then has

@@ -53,10 +53,10 @@ from cortex.operator.jobs.plan import (
     plan_jobs,
 )
 from cortex.operator.jobs.workers import JobWorkers, job_assignment
-from cortex.operator.replicas.capacity import MachineCapacity
 from cortex.operator.replicas.plan import Preparation, Stage
-from cortex.operator.replicas.preparations import Preparations
-from cortex.operator.replicas.replica_specs import worker_compute, worker_spec
+from cortex.operator.revisions.capacity import MachineCapacity
+from cortex.operator.revisions.preparations import Preparations
+from cortex.operator.revisions.replica_specs import worker_compute, worker_spec
 from cortex.state.queries.apis import ApiStore
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger

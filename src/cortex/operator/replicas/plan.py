@@ -30,8 +30,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from cortex.lifecycle import ApiKind, ProcessState
-from cortex.operator.replicas.capacity import DeviceCapacity, needs_devices
-from cortex.operator.replicas.replica_specs import limits_of
+from cortex.operator.revisions.capacity import DeviceCapacity, needs_devices
+from cortex.operator.revisions.replica_specs import limits_of
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Revision
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure

@@ -30,7 +30,6 @@ from cortex.lifecycle import ApiKind, ApiStatus, ProcessState
 from cortex.operator.deploy.projects import ProjectFolders
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.async_apis import AsyncApis
-from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import (
     Configure,
     Preparation,
@@ -44,11 +43,12 @@ from cortex.operator.replicas.plan import (
     is_proven,
     plan,
 )
-from cortex.operator.replicas.preparations import Preparations
-from cortex.operator.replicas.replica_specs import replica_spec
 from cortex.operator.replicas.routing import RoutePublisher, RouteSettings, routes_of, server_name
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
+from cortex.operator.revisions.capacity import DeviceCapacity
+from cortex.operator.revisions.preparations import Preparations
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
-from cortex.operator.replicas.capacity import DeviceCapacity
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, canary_replicas, is_proven, wanted_replicas
+from cortex.operator.revisions.capacity import DeviceCapacity
 from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord
 from cortex.worker.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure

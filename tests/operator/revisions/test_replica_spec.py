@@ -5,7 +5,7 @@ from pathlib import Path
 from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.models.spec import DEFAULT_MODEL, ModelPath
-from cortex.operator.replicas.replica_specs import replica_spec
+from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.worker.spec import _OLDER_LIMITS, ReplicaSpec, RequestLimits
 from harness.replicas.fleet import api, deployed
 
