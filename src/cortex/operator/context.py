@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -53,11 +55,12 @@ class OperatorContext:
     epoch: int | None  #: of the leadership; None with SQLite
     logger: Logger
     wakes: Wakes = field(default_factory=Wakes)
+    clock: Callable[[], float] = time.time  #: UNIX seconds
 
     @cached_property
     def apis(self) -> ApiStore:
         """The desired APIs."""
-        return ApiStore(self.database)
+        return ApiStore(self.database, lambda: datetime.fromtimestamp(self.clock(), UTC))
 
     @cached_property
     def facts(self) -> KeyValueStore:

@@ -7,6 +7,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,6 +48,9 @@ class Infrastructure:
     gateway: Gateway
     preparations: Preparations  #: of environments and models
     gateway_secret: str = ""  #: authenticates the gateway to replicas that it reaches over TCP
+    gateway_count: Callable[[], int] = lambda: 1  #: number of gateways that serve the routes
+    #: Whether a replica ended with its node, which its revision is not blamed for.
+    was_lost_with_node: Callable[[str], bool] = lambda replica_id: False
     cluster: Cluster | None = None
 
 
@@ -95,7 +99,8 @@ def create_infrastructure(context: OperatorContext, certificate: str) -> Infrast
     )
     cluster = Cluster(cluster_engine, placer, fleet)
     preparations = Preparations(_prepare_nothing, wake, time.time, logger)
-    return Infrastructure(cluster_engine, fleet, preparations, credentials.gateway_secret, cluster)
+    secret, was_lost = credentials.gateway_secret, cluster_engine.was_lost_with_node
+    return Infrastructure(cluster_engine, fleet, preparations, secret, fleet.size, was_lost, cluster)
 
 
 async def _prepare_nothing(revision: Revision) -> Prepared:

@@ -103,6 +103,7 @@ class Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._infrastructure.preparations.shutdown()
         if self._stops_all:
             await self._drain()  # before the workers' server, which gets what the gateway and the workers still send
         await workers.stop()

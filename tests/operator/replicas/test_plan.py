@@ -8,18 +8,8 @@ from hypothesis import strategies as st
 
 from cortex.config.schema import Api
 from cortex.lifecycle import ProcessState
-from cortex.operator.replicas.plan import (
-    Preparation,
-    Prepare,
-    Promote,
-    Replica,
-    ReplicaAction,
-    Retire,
-    Stage,
-    Start,
-    plan,
-    wanted_replicas,
-)
+from cortex.operator.replicas.plan import Prepare, Promote, Replica, ReplicaAction, Retire, Start, plan, wanted_replicas
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.state.queries.apis import ApiRecord, StoredFailure
 from harness.replicas.fleet import (
     BROKEN,

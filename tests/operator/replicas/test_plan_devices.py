@@ -9,10 +9,11 @@ from cortex.config.schema import Compute
 from cortex.engine.devices import Inventory, assign
 from cortex.errors import ComputeUnavailableError
 from cortex.lifecycle import ApiStatus
-from cortex.operator.replicas.plan import Preparation, Promote, Replica, ReplicaAction, Retire, Stage, Start, plan
+from cortex.operator.replicas.plan import Promote, Replica, ReplicaAction, Retire, Start, plan
 from cortex.operator.replicas.routing import routes_of
 from cortex.operator.replicas.status import shortage_of, status_of
 from cortex.operator.revisions.capacity import DeviceCapacity
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.state.queries.apis import ApiRecord, StoredFailure
 from cortex.state.revision import Revision
 from cortex.worker.spec import ProcessStatus

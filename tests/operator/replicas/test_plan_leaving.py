@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortex.operator.replicas.plan import Preparation, Replica, ReplicaAction, Retire, Stage, Start, plan
+from cortex.operator.replicas.plan import Replica, ReplicaAction, Retire, Start, plan
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from harness.replicas.fleet import STARTING, api, deployed, record, replica
 
 NEWEST = deployed(spec=api(replicas=2))

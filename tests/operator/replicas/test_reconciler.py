@@ -6,25 +6,28 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
 from cortex.gateway.routes import ApiKey
 from cortex.home import Home
+from cortex.installation import Installation
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiStatus
+from cortex.operator.context import OperatorContext
+from cortex.operator.infrastructure import Infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
 from cortex.operator.replicas.reconciler import Reconciler
-from cortex.operator.replicas.routing import RouteSettings, server_name
+from cortex.operator.replicas.routing import server_name
 from cortex.operator.replicas.signatures import Signatures
 from cortex.operator.replicas.status import ApiState
 from cortex.operator.revisions.preparations import Preparations
+from cortex.operator.settings import OperatorSettings
 from cortex.state.database import open_jobs_sqlite, open_sqlite
-from cortex.state.queries.apis import ApiChange, ApiRecord, ApiStore
+from cortex.state.queries.apis import ApiChange, ApiRecord
 from cortex.state.queries.signatures import SignatureStore
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger
@@ -41,7 +44,10 @@ class Scene:
     def __init__(self, home: Home) -> None:
         self.now = 1_000_000.0
         self._databases = open_sqlite(home.database_file), open_jobs_sqlite(home.jobs_database_file)
-        self.apis = ApiStore(self._databases[0], now=lambda: datetime.fromtimestamp(self.now, UTC))
+        logger = Logger("test")
+        settings, installation = OperatorSettings(), Installation()
+        context = OperatorContext(home, settings, installation, self._databases[0], None, logger, clock=self._clock)
+        self.apis, self._awake = context.apis, context.wakes.replicas
         self.signatures = SignatureStore(self._databases[0])
         self.jobs = JobStore(self._databases[1], self._clock)
         self.engine, self.gateway = ScriptedEngine(), ScriptedGateway()
@@ -49,41 +55,41 @@ class Scene:
         self.prepared: list[str] = []
         self.lost_with_node: set[str] = set()
         self.job_revisions: list[Revision] = []
-        logger = Logger("test")
         self.preparations = Preparations(self._prepare, self._wake, self._clock, logger)
         dispatcher = Dispatcher(self.jobs, lambda: None, self._clock)
         self.workers = JobWorkers(self.engine, self.jobs, dispatcher, lambda *_: None, logger, self._clock)
-        self.reconciler = Reconciler(
-            home,
-            self.apis,
+        infrastructure = Infrastructure(
             self.engine,
             self.gateway,
             self.preparations,
+            "secret",
+            was_lost_with_node=lambda replica_id: replica_id in self.lost_with_node,
+        )
+        self.reconciler = Reconciler(
+            context,
+            infrastructure,
             AsyncApis(
                 home, self.apis, self.jobs.workloads, self.engine, self.workers, dispatcher, "token-of-{}".format
             ),
             lambda: self.job_revisions,
             lambda: [KEY],
             Signatures(self.signatures, logger),
-            logger,
-            route_settings=RouteSettings(gateway_secret="secret"),
-            was_lost_with_node=lambda replica_id: replica_id in self.lost_with_node,
-            clock=self._clock,
+            lambda records: {},
         )
         self.engine.on_change = self._wake
 
     def deploy(self, revision: str = "r1", spec: Api | None = None) -> None:
         self.apis.write([ApiChange(deployed(revision, spec), "nonce", "spec")])
-        self.reconciler.wake()
+        self._awake.set()
 
     def delete(self) -> None:
         self.apis.write([], ["iris"])
-        self.reconciler.wake()
+        self._awake.set()
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and run a pass."""
         self.now += seconds
-        self.reconciler.wake()
+        self._awake.set()
 
     def record(self) -> ApiRecord:
         record = self.apis.get("iris")
@@ -109,7 +115,7 @@ class Scene:
         """Wait until a complete pass has run."""
         for _ in range(2):  # the first one may have begun before
             changed = self.reconciler._changed
-            self.reconciler.wake()
+            self._awake.set()
             await asyncio.wait_for(changed.wait(), PATIENCE_S)
 
     def dispose(self) -> None:
@@ -126,7 +132,7 @@ class Scene:
         return self.now
 
     def _wake(self) -> None:
-        self.reconciler.wake()
+        self._awake.set()
 
 
 @contextlib.asynccontextmanager
@@ -141,6 +147,7 @@ async def scene(home: Home) -> AsyncIterator[Scene]:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+        await made.preparations.shutdown()
         await made.jobs.shutdown()
         made.dispose()
 

@@ -8,8 +8,9 @@ from cortex.config.schema import Api
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Canary, Share, Split
 from cortex.lifecycle import DeathCause, ProcessState
-from cortex.operator.replicas.plan import Preparation, Replica
+from cortex.operator.replicas.plan import Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
+from cortex.operator.revisions.preparation_states import Preparation
 from cortex.state.queries.apis import StoredFailure
 from cortex.worker.spec import Death, StartFailure
 from harness.replicas.fleet import (

@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 
 from cortex.lifecycle import ApiStatus, DeathCause, ProcessState
-from cortex.operator.replicas.plan import Preparation, Replica, Stage
+from cortex.operator.replicas.plan import Replica
 from cortex.operator.replicas.status import STALLED_AFTER, ApiState, status_of, through_gateway
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.state.queries.apis import StoredFailure
 from cortex.worker.spec import Death, StartFailure
 from harness.replicas.fleet import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cortex.engine.environment import Prepared
 from cortex.errors import EnvironmentBuildError
-from cortex.operator.replicas.plan import Preparation, Stage
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.operator.revisions.preparations import Preparations
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger

@@ -191,8 +191,7 @@ def api_routes(services: Services) -> APIRouter:
 def promote_revision(services: Services, api: str, by: str) -> DeployResult:
     """Promote the canary of an API. Raises: NotFoundError; ConflictError without a trial."""
     record = services.api(api)
-    services.replicas.trials.promote(record, by)
-    services.replicas.reconciler.wake()
+    services.replicas.promote(record, by)
     return DeployResult(api, f"promoting revision {record.number} of {api}")
 
 

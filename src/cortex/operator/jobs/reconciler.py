@@ -53,8 +53,8 @@ from cortex.operator.jobs.plan import (
     plan_jobs,
 )
 from cortex.operator.jobs.workers import JobWorkers, job_assignment
-from cortex.operator.replicas.plan import Preparation, Stage
 from cortex.operator.revisions.capacity import MachineCapacity
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.operator.revisions.preparations import Preparations
 from cortex.operator.revisions.replica_specs import worker_compute, worker_spec
 from cortex.state.queries.apis import ApiStore

@@ -26,15 +26,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.revisions.capacity import DeviceCapacity, needs_devices
+from cortex.operator.revisions.preparation_states import Preparation, PreparationStates, Stage
 from cortex.operator.revisions.replica_specs import limits_of
 from cortex.state.queries.apis import ApiRecord
 from cortex.state.revision import Revision
-from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits, StartFailure
+from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
 
 
 @dataclass(frozen=True)
@@ -79,25 +79,6 @@ def is_restarting(process: ProcessStatus) -> bool:
     return process.state is ProcessState.STARTING and is_first
 
 
-class Stage(StrEnum):
-    """Progress of preparing a revision: building its environment and fetching its model."""
-
-    NEEDED = "needed"
-    RUNNING = "running"
-    DONE = "done"
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Preparation of a revision, which must be done before its replicas can start."""
-
-    stage: Stage = Stage.NEEDED
-    failure: StartFailure | None = None  #: of the last attempt; kept while the next one runs
-    hold_until: float = 0.0  #: UNIX time before which nothing is prepared or started
-    failures: int = 0  #: in a row
-    shortage: str = ""  #: devices that the next replica lacks
-
-
 @dataclass(frozen=True)
 class Prepare:
     """Build the environment of a revision and fetch its model."""
@@ -135,10 +116,6 @@ class Configure:
 
 
 ReplicaAction = Prepare | Start | Retire | Promote | Configure
-
-#: A revision: name of the API, id of the revision.
-RevisionKey = tuple[str, str]
-PreparationStates = Mapping[RevisionKey, Preparation]
 
 
 def wanted_replicas(record: ApiRecord, revision: Revision | None = None) -> int:

@@ -20,25 +20,21 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from cortex.engine.base import Engine
 from cortex.engine.logs import prune as prune_logs
 from cortex.errors import ComputeUnavailableError, DatabaseUnavailableError, EngineError, GatewayError
-from cortex.gateway.base import Gateway
 from cortex.gateway.routes import ApiKey, RoutingTable
-from cortex.home import Home
 from cortex.lifecycle import ApiKind, ApiStatus, ProcessState
-from cortex.operator.deploy.projects import ProjectFolders
+from cortex.operator.context import OperatorContext
 from cortex.operator.error_log import LoopErrorLog
+from cortex.operator.infrastructure import Infrastructure
 from cortex.operator.jobs.async_apis import AsyncApis
 from cortex.operator.replicas.plan import (
     Configure,
-    Preparation,
     Prepare,
     Promote,
     Replica,
     ReplicaAction,
     Retire,
-    RevisionKey,
     Start,
     is_proven,
     plan,
@@ -47,11 +43,10 @@ from cortex.operator.replicas.routing import RoutePublisher, RouteSettings, rout
 from cortex.operator.replicas.signatures import RoutedApis, Signatures
 from cortex.operator.replicas.status import ApiState, failure_of, shortage_of, status_of, through_gateway
 from cortex.operator.revisions.capacity import DeviceCapacity
-from cortex.operator.revisions.preparations import Preparations
+from cortex.operator.revisions.preparation_states import Preparation, RevisionKey
 from cortex.operator.revisions.replica_specs import replica_spec
-from cortex.state.queries.apis import ApiRecord, ApiStore, StoredFailure
+from cortex.state.queries.apis import ApiRecord, StoredFailure
 from cortex.state.revision import Revision
-from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
 #: Maximum time between two passes. Backoffs end without a notification.
@@ -69,63 +64,46 @@ class Reconciler:
         job_revisions: Returns the revisions that jobs still need, besides those of the APIs.
         keys: Returns the API keys that the gateway accepts.
         signatures: Stores the signatures that replicas and job workers report.
-        route_settings: What the routing table has for the whole installation.
-        gateway_count: Returns the number of gateways that serve the routes.
         canary_percents: Returns the percentage for the newest revision of each API whose newest revision is tried.
-        was_lost_with_node: Returns whether a replica ended with its node, which its revision is not blamed for.
-        clock: Returns UNIX seconds.
-        awake: Requests a pass; others may set it, too.
     """
 
     def __init__(
         self,
-        home: Home,
-        store: ApiStore,
-        engine: Engine,
-        gateway: Gateway,
-        preparations: Preparations,
+        context: OperatorContext,
+        infrastructure: Infrastructure,
         async_apis: AsyncApis,
         job_revisions: Callable[[], Iterable[Revision]],
         keys: Callable[[], Iterable[ApiKey]],
         signatures: Signatures,
-        logger: Logger,
-        *,
-        route_settings: RouteSettings = RouteSettings(),
-        gateway_count: Callable[[], int] = lambda: 1,
-        canary_percents: Callable[[Iterable[ApiRecord]], Mapping[str, int]] = lambda records: {},
-        was_lost_with_node: Callable[[str], bool] = lambda replica_id: False,
-        clock: Callable[[], float] = time.time,
-        awake: asyncio.Event | None = None,
+        canary_percents: Callable[[Iterable[ApiRecord]], Mapping[str, int]],
     ) -> None:
-        self._home = home
-        self._store = store
-        self._engine = engine
-        self._gateway = gateway
-        self._preparations = preparations
+        self._home = context.home
+        self._store = context.apis
+        self._logger = context.logger
+        self._clock = context.clock
+        self._awake = context.wakes.replicas
+        self._infrastructure = infrastructure
+        self._engine = infrastructure.engine
+        self._preparations = infrastructure.preparations
         self._async_apis = async_apis
         self._job_revisions = job_revisions
         self._keys = keys
         self._signatures = signatures
-        self._logger = logger
-        self._route_settings = route_settings
-        self._gateway_count = gateway_count
         self._canary_percents = canary_percents
-        self._was_lost_with_node = was_lost_with_node
-        self._clock = clock
-        self._projects = ProjectFolders(home)
+        self._projects = context.projects
+        self._route_settings = RouteSettings(
+            infrastructure.gateway_secret,
+            context.installation.v2_at_root,
+            context.installation.connections_per_address,
+        )
         self._routed_apis = RoutedApis(signatures, self._projects)
-        self._publisher = RoutePublisher(gateway, self._notify_changed, logger)
-        self._awake = awake or asyncio.Event()
+        self._publisher = RoutePublisher(infrastructure.gateway, self._notify_changed, self._logger)
         self._changed = asyncio.Event()
         self._retiring: dict[str, asyncio.Task[None] | None] = {}  #: None: new routes must be published first
         self._known: dict[str, Replica] = {}  #: active replicas of the last pass
         self._used_projects: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
-        self._error_log = LoopErrorLog(logger, "reconciling failed")
-
-    def wake(self) -> None:
-        """Request a pass. Call it after each change of the desired APIs or of the replicas."""
-        self._awake.set()
+        self._error_log = LoopErrorLog(self._logger, "reconciling failed")
 
     async def startup(self) -> None:
         """Start the gateway with routes to the replicas that run already. Raises: GatewayError."""
@@ -147,7 +125,6 @@ class Reconciler:
             for task in [*self._retiring.values(), *self._background]:
                 if task:
                     task.cancel()
-            await self._preparations.shutdown()
 
     async def stop_all(self, timeout_s: float) -> None:
         """Stop every replica and wait up to `timeout_s` until all have ended. Call it only after `run` has ended."""
@@ -192,7 +169,7 @@ class Reconciler:
             self._states(records),
             jobs_socket,
             self._keys(),
-            self._gateway_count(),
+            self._infrastructure.gateway_count(),
             self._routed_apis.names(records),
             self._canary_percents(records),
         )
@@ -282,7 +259,7 @@ class Reconciler:
             del self._retiring[replica_id]
         for replica_id, replica in self._known.items():
             if replica_id not in running:
-                is_blameless = replica.is_ready or self._was_lost_with_node(replica_id)
+                is_blameless = replica.is_ready or self._infrastructure.was_lost_with_node(replica_id)
                 self._preparations.lost(_key(replica), is_blameless)
 
     async def _apply(self, action: ReplicaAction) -> None:
@@ -358,7 +335,7 @@ class Reconciler:
             async with asyncio.timeout(_ROUTES_TIMEOUT_S):
                 await self._publisher.applied()
             while time.monotonic() < deadline:
-                if await self._gateway.drained(servers) >= servers:
+                if await self._infrastructure.gateway.drained(servers) >= servers:
                     break
                 await asyncio.sleep(_DRAIN_POLL_S)
         except (TimeoutError, GatewayError) as error:

@@ -18,8 +18,9 @@ from cortex.gateway.maps import V2_PATH
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, ApiKey, Canary, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
-from cortex.operator.replicas.plan import Preparation, PreparationStates, Replica, is_restarting
+from cortex.operator.replicas.plan import Replica, is_restarting
 from cortex.operator.replicas.status import failure_of
+from cortex.operator.revisions.preparation_states import Preparation, PreparationStates
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
 from cortex.worker.spec import ProcessStatus

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 from cortex.lifecycle import ApiKind, ApiStatus, DeathCause, ProcessState
 from cortex.models.spec import ModelProblem
-from cortex.operator.replicas.plan import Preparation, Replica, Stage, canary_replicas, is_proven, wanted_replicas
+from cortex.operator.replicas.plan import Replica, canary_replicas, is_proven, wanted_replicas
 from cortex.operator.revisions.capacity import DeviceCapacity
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.payloads.json_object import Json
 from cortex.state.queries.apis import ApiRecord
 from cortex.worker.spec import ModelsStatus, ProcessStatus, ReplicaStatus, ServedVersion, StartFailure

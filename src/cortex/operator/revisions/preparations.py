@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cortex.engine.environment import Prepared, preparation_failure
 from cortex.errors import CortexError
-from cortex.operator.replicas.plan import Preparation, RevisionKey, Stage
+from cortex.operator.revisions.preparation_states import Preparation, RevisionKey, Stage
 from cortex.processes.backoff import Backoff
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger
