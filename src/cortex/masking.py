@@ -54,7 +54,9 @@ _KEY = re.compile(
 )
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]*[A-Z0-9=])[A-Za-z0-9+/]{4,}={0,2}")
-_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)((?:=|[\"']?: ?(?![:/]))(?!=))({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
+_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)((?: ?= ?|[\"']? ?: ?(?![:/]))(?!=))({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
+#: Values that tell no secret, as in `auth: none`.
+_CONSTANTS = frozenset({"none", "null", "true", "false"})
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
 _HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cookie): *)([^\"'\r\n]+)")
 
@@ -106,6 +108,8 @@ def mask_text(text: str, values: Sequence[str] = ()) -> str:
 
 def _mask_assigned(found: re.Match[str]) -> str:
     name = unquote_plus(found[2])
+    if found[4].lower() in _CONSTANTS:
+        return found[0]
     return f"{found[1]}{found[2]}{found[3]}{MASK}" if (is_credential if found[1] else is_secret)(name) else found[0]
 
 
