@@ -9,7 +9,7 @@ import pytest
 
 from cortex.gateway.runtime_api import RuntimeApi
 from cortex.home import Home
-from cortex.worker.http.connection import MAX_RESPONSE_HEADERS
+from cortex.worker.http.responses import MAX_RESPONSE_HEADERS
 from harness.servers.upstream import Client, ask, backend, eventually, release, table, world
 from harness.wait import PATIENCE_S
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortex.gateway.backends import HEAD_MAX_BYTES, HEAD_MAX_COUNT
-from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, CLOSING, Header
+from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST
+from cortex.worker.http.responses import CLOSING, Header
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection, declared_length
 from cortex.worker.shared_state import ConnectionState
 

@@ -22,7 +22,9 @@ from cortex.dev.routing import DevRoute, find_route, why_unknown
 from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedServer
 from cortex.worker.commands.forwarding import request_head
 from cortex.worker.commands.upstream import Upstream, UpstreamConnection
-from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool, Header
+from cortex.worker.http.connection import READ_BYTES, Connection
+from cortex.worker.http.connection_pool import ConnectionPool
+from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import TERMINAL_HINT

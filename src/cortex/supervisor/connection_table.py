@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from cortex.lifecycle import DeathCause
 from cortex.payloads.openai_errors import is_openai_path
 from cortex.worker.grpc.trailers import supervisor_response, supervisor_status, supervisor_trailers
-from cortex.worker.http.connection import close_frame, error_response, path_below
+from cortex.worker.http.connection import path_below
+from cortex.worker.http.responses import close_frame, error_response
 from cortex.worker.shared_state import MAX_CONNECTIONS, ConnectionState, SharedConnectionState
 from cortex.worker.spec import Death
 

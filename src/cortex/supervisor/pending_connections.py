@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from cortex.worker.http.connection import SECRET_HEADER, error_response
+from cortex.worker.http.connection import SECRET_HEADER
+from cortex.worker.http.responses import error_response
 
 #: Time limit for the first request head of a connection.
 HEAD_LIMIT_S = 10.0

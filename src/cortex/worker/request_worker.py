@@ -26,7 +26,8 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.predictor.user_forks import end_forks_of_threads
 from cortex.processes.priority import enter_background, in_background
 from cortex.worker.channel import Channel
-from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client

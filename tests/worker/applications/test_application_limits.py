@@ -14,7 +14,8 @@ from wsproto.events import CloseConnection, Event, Ping, Request, TextMessage
 from cortex.worker.applications.application_scope import http_scope, websocket_scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, HttpCall
 from cortex.worker.applications.websocket_call import PING_S, WebSocketCall
-from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState

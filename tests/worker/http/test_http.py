@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.worker.grpc.connection import GrpcConnection
-from cortex.worker.http.connection import Connection, ConnectionPool, _date, framed_chunk
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
+from cortex.worker.http.responses import _date, framed_chunk
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState
@@ -250,7 +252,7 @@ def test_a_request_that_is_not_valid_is_refused_with_its_id() -> None:
 @pytest.mark.parametrize("is_application", [False, True])
 def test_a_request_whose_client_ends_it_too_early_is_refused(framing: bytes, is_application: bool) -> None:
     loop = asyncio.new_event_loop()
-    connection_class = StreamingConnection if is_application else None
+    connection_class = StreamingConnection if is_application else Connection
     recorder = RequestRecorder(None)
     pool = ConnectionPool(
         loop, SharedConnectionState(), recorder, lambda each: each.begin(2**62), 1_000_000, connection_class

@@ -19,7 +19,8 @@ import pytest
 from cortex.recording.exchange import MAX_BODY_BYTES, Redaction, encode_head
 from cortex.recording.files import Recording
 from cortex.recording.storage import FolderStorage, RecordingStorage
-from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.monitoring import exchange_writer
 from cortex.worker.monitoring.exchange_writer import (
     FAILED_KEY,

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.requests.runner import CallDurations, Runner
 from cortex.worker.requests.streaming import ResponseStream

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.route_metrics import OTHER
 
 Scope = dict[str, Any]

@@ -26,7 +26,8 @@ from cortex.worker.applications.loop_watchdog import LoopWatchdog
 from cortex.worker.applications.websocket_call import GOING_AWAY, NORMAL, RESTART, WebSocketCall
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
-from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection, ConnectionPool
+from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.worker.monitoring.request_log import REQUEST, write_log

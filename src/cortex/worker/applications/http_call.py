@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope, route_template
-from cortex.worker.http.connection import BODILESS, Header
+from cortex.worker.http.responses import BODILESS, Header
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 from cortex.worker.monitoring.route_metrics import OTHER
 from cortex.worker.requests.payload import validate_head, validate_part

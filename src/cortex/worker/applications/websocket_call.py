@@ -21,7 +21,7 @@ from cortex.errors import UserError
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
-from cortex.worker.http.connection import Header, error_body
+from cortex.worker.http.responses import Header, error_body
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.requests.payload import JSON, validate_head, validate_part
 

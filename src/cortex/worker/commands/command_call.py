@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from httptools import HttpParserUpgrade, HttpResponseParser
 
 from cortex.worker.commands.forwarding import request_head, response_headers, server_target, upgrade_head
-from cortex.worker.http.connection import (
+from cortex.worker.http.responses import (
     BODILESS,
     MAX_RESPONSE_HEAD_BYTES,
     MAX_RESPONSE_HEADERS,

@@ -17,7 +17,8 @@ from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedSer
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.readiness_probe import ProbeResult, probe
 from cortex.worker.commands.upstream import Address, Upstream, UpstreamConnection
-from cortex.worker.http.connection import READ_BYTES, Connection, ConnectionPool
+from cortex.worker.http.connection import READ_BYTES, Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState

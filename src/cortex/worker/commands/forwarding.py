@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 
 #: Headers of one connection only (RFC 9110, section 7.6.1). `Expect` was answered on the gateway's connection.
 _HOP_BY_HOP = frozenset(

@@ -62,7 +62,7 @@ from cortex.worker.grpc.wire import (
 )
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.request_log import write_log
 
 if TYPE_CHECKING:

@@ -6,14 +6,8 @@ import grpc
 
 from cortex.worker.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.worker.grpc.wire import HTTP_STATUSES, frame
-from cortex.worker.http.connection import (
-    CLIENT_CLOSED_REQUEST,
-    CLOSING,
-    Header,
-    error_body,
-    framed_chunk,
-    response_head,
-)
+from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST
+from cortex.worker.http.responses import CLOSING, Header, error_body, framed_chunk, response_head
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.shared_state import ConnectionState
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from cortex.worker.grpc.wire import Metadata, headers_of
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 
 if TYPE_CHECKING:
     from cortex.worker.grpc.call import Call

@@ -19,7 +19,8 @@ from cortex.worker.grpc.connection import GrpcConnection
 from cortex.worker.grpc.services import built_in_rpcs
 from cortex.worker.grpc.trailers import CONTENT_TYPE
 from cortex.worker.grpc.wire import HTTP_STATUSES, RpcError
-from cortex.worker.http.connection import Connection, ConnectionPool
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder, SeriesKind, series_key
 from cortex.worker.monitoring.route_metrics import RouteRecorder
 from cortex.worker.requests.calls import logs_hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 
 CONTENT_TYPE = b"application/grpc"
 #: The gRPC status of a supervisor's response by its HTTP status: UNAVAILABLE, DEADLINE_EXCEEDED.

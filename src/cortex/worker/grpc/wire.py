@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from cortex.worker.http.connection import Header
+from cortex.worker.http.responses import Header
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

@@ -11,17 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import re
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from http import HTTPStatus
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -29,17 +24,26 @@ from httptools import HttpParserInvalidMethodError, HttpRequestParser
 
 from cortex.payloads.openai_errors import is_openai_path, openai_error_body
 from cortex.worker.http.cancellation import CLIENTS
-from cortex.worker.monitoring.metrics import RequestRecorder
+from cortex.worker.http.new_bytes import new_bytes
+from cortex.worker.http.responses import (
+    BODILESS,
+    CLOSING,
+    NO_FIELDS,
+    Header,
+    close_frame,
+    error_body,
+    error_response,
+    framed_chunk,
+    response_head,
+)
 from cortex.worker.monitoring.request_log import REQUEST, log_id, write_log
-from cortex.worker.shared_state import ConnectionState, SharedConnectionState
-from cortex.worker.spec import RequestLimits
+from cortex.worker.shared_state import ConnectionState
 
 if TYPE_CHECKING:
-    from cortex.worker.monitoring.answers import AnswerDigests
-    from cortex.worker.monitoring.exchange_writer import ExchangeWriter, StreamedAnswer
+    from cortex.worker.http.connection_pool import ConnectionPool
+    from cortex.worker.http.gateway_clock import GatewayClock
+    from cortex.worker.monitoring.exchange_writer import StreamedAnswer
     from cortex.worker.monitoring.spans import RequestSpan
-
-Header = tuple[bytes, bytes]
 
 #: Header by which the gateway authenticates itself over TCP. The supervisor checks it; user code never sees it.
 SECRET_HEADER = b"x-cortex-gateway"
@@ -57,147 +61,15 @@ JOIN_BYTES = 64 * 1024
 _UNPARSED_BYTES = 64 * 1024
 #: Status in metrics of a request whose client disconnected before the response. Nobody receives it.
 CLIENT_CLOSED_REQUEST = 499
-_CLOSE_REASON_BYTES = 123
-#: Headers that a response of user code may have. The gateway takes a few more: those that workers and it add.
-MAX_RESPONSE_HEADERS = 1000
-MAX_RESPONSE_HEAD_BYTES = 512 * 1024
-#: Statuses whose responses have no body, whatever their headers are.
-BODILESS = frozenset({204, 304})
-#: Header line of a response after which the connection closes.
-CLOSING = b"connection: close\r\n"
 #: Mark of a request that is a copy.
 _COPY = b"copy"
 _RETRY = ((b"retry-after", b"1"),)
-_NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
 _DRAINING = ConnectionState.DRAINING
 _IN_CALL = frozenset({_RUNNING, ConnectionState.ANSWERING, ConnectionState.STREAMING, ConnectionState.UPGRADED})
 _WITHOUT_RESPONSE = frozenset({ConnectionState.QUEUED, ConnectionState.RUNNING})
-
-
-class ConnectionPool:
-    """The connections of this process. Event-loop thread only."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        shared_state: SharedConnectionState,
-        recorder: RequestRecorder,
-        handle: Callable[[Connection], None],
-        max_body_bytes: int,
-        connection_class: Callable[..., Connection] | None = None,
-    ) -> None:
-        """Create a pool; `handle` is called with each connection that has received a complete request."""
-        self._connection_class = connection_class or Connection
-        self.loop = loop
-        self.shared_state = shared_state
-        self.recorder = recorder
-        self.handle = handle
-        self.max_body_bytes = max_body_bytes
-        self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
-        self.answers_folder: Path | None = None  #: of digests of answers; None: they are not compared
-        self._answers: AnswerDigests | None = None
-        self.cancels_calls = True  #: a call is cancelled if its client disconnects
-        self.buffer = memoryview(bytearray(READ_BYTES))
-        #: The least recently served first: they are the first to be read when a slot is free again.
-        self._connections: dict[Connection, None] = {}
-        self.is_paused = False  #: no request is read at the moment
-        self._is_closed = False
-        self._on_release: Callable[[Connection], None] | None = None
-        self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
-
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent requests."""
-        self.max_body_bytes = limits.max_body_bytes
-        self.cancels_calls = limits.on_disconnect != "finish"
-
-    def add(
-        self,
-        sock: socket.socket,
-        index: int,
-        on_close: Callable[[Connection], None],
-        once: bool = False,
-    ) -> None:
-        """Serve a connection; with `once`, close it after one response."""
-        sock.setblocking(False)
-        connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
-        if once:
-            connection.close_after_response()
-        self._connections[connection] = None
-        if self._on_release is not None:
-            self._release(connection)
-        elif not self.is_paused:
-            connection.resume()
-
-    def set_paused(self, is_paused: bool) -> None:
-        """Stop or resume reading requests: they stay in their sockets, where this process cannot take them down."""
-        is_paused = is_paused or self._is_closed
-        if is_paused == self.is_paused:
-            return
-        self.is_paused = is_paused
-        for connection in self._connections:
-            if not is_paused:
-                connection.resume()
-            elif connection.is_idle:
-                connection.pause()
-
-    def stop_reading(self) -> None:
-        """Read no request from now on."""
-        self._is_closed = True
-        self.set_paused(True)
-
-    def retire(self, on_release: Callable[[Connection], None]) -> None:
-        """Release each connection once it has no request; another process serves it from then on."""
-        self._on_release = on_release
-        for connection in [connection for connection in self._connections if connection.is_idle]:
-            self._release(connection)
-
-    def end_all(self, reason: str) -> None:
-        """Answer every request, also those that are still in their sockets: the process is about to end."""
-        for connection in list(self._connections):
-            connection.end_with_process(reason)
-
-    def move_to_end(self, connection: Connection) -> None:
-        """Mark a connection as the most recently served."""
-        self._connections.pop(connection, None)
-        self._connections[connection] = None
-
-    def on_idle(self, connection: Connection) -> None:
-        """Read the next request of a connection, if requests are read."""
-        if self._on_release is not None:
-            self._release(connection)
-        elif self.is_paused:
-            connection.pause()
-
-    def store_answer(self, connection: Connection, media_type: bytes | None, body: bytes) -> None:
-        """Store the digest of the answer to a request that another revision gets, too."""
-        if self._answers is None and self.answers_folder is not None:
-            from cortex.worker.monitoring.answers import AnswerDigests  # noqa: PLC0415 - workers start faster
-
-            self._answers = AnswerDigests(self.answers_folder)
-        if self._answers is not None:
-            self._answers.add(connection.request_id, media_type, body, connection.is_copy)
-
-    def remove(self, connection: Connection) -> None:
-        """Forget a connection that was closed or released."""
-        self._connections.pop(connection, None)
-
-    def _release(self, connection: Connection) -> None:
-        assert self._on_release is not None
-        connection.release()
-        self._on_release(connection)
-
-    def _clock_of(self, sock: socket.socket) -> GatewayClock | None:
-        """Return the clock of the gateway at the other end; None if it is on this machine."""
-        if sock.family == socket.AF_UNIX:
-            return None
-        try:
-            host = sock.getpeername()[0]
-        except OSError:  # the gateway has disconnected
-            return None
-        return self._clocks.setdefault(host, GatewayClock())
 
 
 class Connection:
@@ -630,7 +502,7 @@ class Connection:
         if length > self._pool.max_body_bytes:
             self._refuse_body()
             return
-        self._whole, place = _new_bytes(length)
+        self._whole, place = new_bytes(length)
         place[: self._body_bytes] = self.body
         rest = place[self._body_bytes :]
         self._body_bytes += len(rest)
@@ -766,7 +638,7 @@ class Connection:
         self.respond_error(status, message, headers)
 
     def respond_error(
-        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = _NO_FIELDS
+        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = NO_FIELDS
     ) -> None:
         """Write a JSON error response, whose body also has `fields`."""
         request_id = self.request_id.decode("latin-1")
@@ -951,113 +823,6 @@ class Connection:
         self._loop.call_later(_LINGER_S, self.close)
 
 
-def _new_bytes(size: int) -> tuple[bytes, memoryview]:
-    """Return bytes with undefined contents, and their memory, which must be written before anyone else has the bytes.
-
-    Joining the parts of a body instead copies it once more, a sixth of what an upload of a megabyte costs.
-    """
-    created = _create_bytes(None, size)
-    return created, _view_of_memory(_address_of_bytes(created), size, _WRITABLE)
-
-
-_WRITABLE = 0x200  # PyBUF_WRITE
-_create_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-_address_of_bytes = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))
-_view_of_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
-    ("PyMemoryView_FromMemory", ctypes.pythonapi)
-)
-
-#: Clocks drift or are adjusted: minima older than two windows are discarded.
-_CLOCK_WINDOW_NS = 30_000_000_000
-_INFINITE_NS = 1 << 64
-
-
-class GatewayClock:
-    """Estimate of the clock offset of a gateway on another machine.
-
-    Of the requests of the last 30 to 60 seconds, the one with the smallest apparent wait is assumed not to have waited,
-    so its apparent wait is the clock offset. If every request waited, waits are underestimated: callers get more time
-    than their timeout, never less.
-    """
-
-    def __init__(self) -> None:
-        self._minimum_ns = _INFINITE_NS
-        self._previous_minimum_ns = _INFINITE_NS
-        self._offset_ns = 0  #: the smaller of both
-        self._window_ends_ns = 0
-
-    def waited_ns(self, apparent_ns: int, now_ns: int) -> int:
-        """Return the actual wait of a request that arrived `apparent_ns` ago by both clocks; `now_ns` is monotonic."""
-        if now_ns >= self._window_ends_ns:
-            self._previous_minimum_ns, self._minimum_ns = self._minimum_ns, apparent_ns
-            self._window_ends_ns = now_ns + _CLOCK_WINDOW_NS
-            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
-        elif apparent_ns < self._minimum_ns:
-            self._minimum_ns = apparent_ns
-            self._offset_ns = min(self._minimum_ns, self._previous_minimum_ns)
-        return apparent_ns - self._offset_ns
-
-
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
 def path_below(target: bytes, endpoint: bytes) -> bytes:
     """Return the path of a request target below an endpoint; empty for the endpoint itself."""
     return target.partition(b"?")[0].removeprefix(endpoint.rstrip(b"/"))
-
-
-def framed_chunk(chunk: bytes) -> bytes:
-    """Return a chunk with its size (RFC 9112, section 7.1); nothing for an empty one, which would end the body."""
-    return b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b""
-
-
-def error_body(message: str, request_id: str, fields: Mapping[str, Any] = _NO_FIELDS) -> bytes:
-    """Return the JSON body of an error response, `{"error", "request_id"}` and `fields`."""
-    return json.dumps({"error": message, **fields, "request_id": request_id}).encode()
-
-
-def error_response(status: int, message: str, request_id: str, in_openai_form: bool = False) -> bytes:
-    """Return a complete error response that closes its connection."""
-    body = (
-        openai_error_body(status, message, request_id, _NO_FIELDS)
-        if in_openai_form
-        else error_body(message, request_id)
-    )
-    retry = b"retry-after: 1\r\n" if status == 503 else b""
-    return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-        _STATUS_LINES[status],
-        retry,
-        len(body),
-        body,
-    )
-
-
-def close_frame(reason: str, code: int = 1011) -> bytes:
-    """Return the frame with which a server closes a WebSocket, by default for an internal error (RFC 6455, 5.5.1)."""
-    text = reason.encode()[:_CLOSE_REASON_BYTES].decode(errors="ignore").encode()
-    return bytes((0x88, 2 + len(text))) + code.to_bytes(2, "big") + text
-
-
-def response_head(status: int, media_type: bytes | None, headers: tuple[Header, ...]) -> bytes:
-    """Return the head of a response without its framing headers and its final empty line."""
-    plain = _plain_head(status, media_type, int(time.time()))
-    return plain + b"".join(b"%b: %b\r\n" % header for header in headers) if headers else plain
-
-
-@lru_cache(maxsize=16)
-def _plain_head(status: int, media_type: bytes | None, second: int) -> bytes:
-    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
-    content_type = b"content-type: %b\r\n" % media_type if media_type else b""
-    return line + _date(second) + content_type
-
-
-def _date(second: int) -> bytes:
-    # Not strftime, whose names follow the locale; not email.utils, which is slow to import.
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(second)
-    date = f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
-    return f"date: {date}\r\n".encode()

@@ -13,7 +13,8 @@ from typing import Protocol
 from httptools import HttpParserUpgrade
 
 from cortex.recording.exchange import MAX_BODY_BYTES
-from cortex.worker.http.connection import BODILESS, JOIN_BYTES, Connection, Header, response_head
+from cortex.worker.http.connection import JOIN_BYTES, Connection
+from cortex.worker.http.responses import BODILESS, Header, response_head
 from cortex.worker.shared_state import ConnectionState
 
 #: The connection is not read while more bytes than this wait for the application.

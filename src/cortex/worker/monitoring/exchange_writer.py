@@ -34,7 +34,8 @@ from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.spec import ReplicaSpec
 
 if TYPE_CHECKING:
-    from cortex.worker.http.connection import Connection, Header
+    from cortex.worker.http.connection import Connection
+    from cortex.worker.http.responses import Header
 
 MAX_QUEUED_BYTES = 32 * 1024 * 1024
 #: Writing again is tried after this time.

@@ -34,7 +34,8 @@ from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.worker.spec import ReplicaSpec
 
 if TYPE_CHECKING:
-    from cortex.worker.http.connection import Connection, Header
+    from cortex.worker.http.connection import Connection
+    from cortex.worker.http.responses import Header
 
 #: Service of the gateway's spans.
 GATEWAY_SERVICE = "cortex-gateway"

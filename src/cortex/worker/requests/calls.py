@@ -21,7 +21,8 @@ from cortex.predictor.binding import Bodies, BoundMethod, Kind, result_kind, spl
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.predictor.user_forks import end_if_forked, process_id
-from cortex.worker.http.connection import Connection, Header
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.worker.requests.payload import (

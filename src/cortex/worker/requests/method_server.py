@@ -17,6 +17,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,9 @@ from cortex.predictor.binding import BoundMethod
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.user_forks import await_ending_forks
 from cortex.worker.http.background_tasks import BackgroundTasks
-from cortex.worker.http.connection import Connection, ConnectionPool, Header
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.connection_pool import ConnectionPool
+from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
 from cortex.worker.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.worker.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
@@ -78,7 +81,7 @@ class MethodServer:
         self._tracing = tracing
         inference = InferenceRoutes(spec, predictor.inference_models, tracker)
         self._below: InferenceRoutes | RouteRequests = inference  #: accepts requests at paths below the endpoint
-        connection_class = None
+        connection_class: Callable[..., Connection] = Connection
         if predictor.routes:
             from cortex.worker.requests import routes  # noqa: PLC0415 - only for classes with routes
 

@@ -28,7 +28,7 @@ from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import Bodies
-from cortex.worker.http.connection import MAX_RESPONSE_HEAD_BYTES, MAX_RESPONSE_HEADERS
+from cortex.worker.http.responses import MAX_RESPONSE_HEAD_BYTES, MAX_RESPONSE_HEADERS
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams

@@ -18,7 +18,8 @@ from cortex.predictor.binding import BoundMethod
 from cortex.predictor.user_forks import await_ending_forks, end_if_forked, process_id
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
-from cortex.worker.http.connection import BODILESS, Connection, Header
+from cortex.worker.http.connection import Connection
+from cortex.worker.http.responses import BODILESS, Header
 from cortex.worker.http.streaming_connection import declared_length
 from cortex.worker.requests.calls import FailedCall
 from cortex.worker.requests.payload import (

@@ -1,0 +1,142 @@
+"""The connections of a process: which of them are read, and which another process continues to serve."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cortex.worker.http.connection import READ_BYTES, Connection
+from cortex.worker.http.gateway_clock import GatewayClock
+from cortex.worker.monitoring.metrics import RequestRecorder
+from cortex.worker.shared_state import SharedConnectionState
+from cortex.worker.spec import RequestLimits
+
+if TYPE_CHECKING:
+    from cortex.worker.monitoring.answers import AnswerDigests
+    from cortex.worker.monitoring.exchange_writer import ExchangeWriter
+
+
+class ConnectionPool:
+    """The connections of this process. Event-loop thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shared_state: SharedConnectionState,
+        recorder: RequestRecorder,
+        handle: Callable[[Connection], None],
+        max_body_bytes: int,
+        connection_class: Callable[..., Connection] = Connection,
+    ) -> None:
+        """Create a pool; `handle` is called with each connection that has received a complete request."""
+        self._connection_class = connection_class
+        self.loop = loop
+        self.shared_state = shared_state
+        self.recorder = recorder
+        self.handle = handle
+        self.max_body_bytes = max_body_bytes
+        self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
+        self.answers_folder: Path | None = None  #: of digests of answers; None: they are not compared
+        self._answers: AnswerDigests | None = None
+        self.cancels_calls = True  #: a call is cancelled if its client disconnects
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        #: The least recently served first: they are the first to be read when a slot is free again.
+        self._connections: dict[Connection, None] = {}
+        self.is_paused = False  #: no request is read at the moment
+        self._is_closed = False
+        self._on_release: Callable[[Connection], None] | None = None
+        self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
+
+    def configure(self, limits: RequestLimits) -> None:
+        """Set the limits of subsequent requests."""
+        self.max_body_bytes = limits.max_body_bytes
+        self.cancels_calls = limits.on_disconnect != "finish"
+
+    def add(
+        self,
+        sock: socket.socket,
+        index: int,
+        on_close: Callable[[Connection], None],
+        once: bool = False,
+    ) -> None:
+        """Serve a connection; with `once`, close it after one response."""
+        sock.setblocking(False)
+        connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
+        if once:
+            connection.close_after_response()
+        self._connections[connection] = None
+        if self._on_release is not None:
+            self._release(connection)
+        elif not self.is_paused:
+            connection.resume()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Stop or resume reading requests: they stay in their sockets, where this process cannot take them down."""
+        is_paused = is_paused or self._is_closed
+        if is_paused == self.is_paused:
+            return
+        self.is_paused = is_paused
+        for connection in self._connections:
+            if not is_paused:
+                connection.resume()
+            elif connection.is_idle:
+                connection.pause()
+
+    def stop_reading(self) -> None:
+        """Read no request from now on."""
+        self._is_closed = True
+        self.set_paused(True)
+
+    def retire(self, on_release: Callable[[Connection], None]) -> None:
+        """Release each connection once it has no request; another process serves it from then on."""
+        self._on_release = on_release
+        for connection in [connection for connection in self._connections if connection.is_idle]:
+            self._release(connection)
+
+    def end_all(self, reason: str) -> None:
+        """Answer every request, also those that are still in their sockets: the process is about to end."""
+        for connection in list(self._connections):
+            connection.end_with_process(reason)
+
+    def move_to_end(self, connection: Connection) -> None:
+        """Mark a connection as the most recently served."""
+        self._connections.pop(connection, None)
+        self._connections[connection] = None
+
+    def on_idle(self, connection: Connection) -> None:
+        """Read the next request of a connection, if requests are read."""
+        if self._on_release is not None:
+            self._release(connection)
+        elif self.is_paused:
+            connection.pause()
+
+    def store_answer(self, connection: Connection, media_type: bytes | None, body: bytes) -> None:
+        """Store the digest of the answer to a request that another revision gets, too."""
+        if self._answers is None and self.answers_folder is not None:
+            from cortex.worker.monitoring.answers import AnswerDigests  # noqa: PLC0415 - workers start faster
+
+            self._answers = AnswerDigests(self.answers_folder)
+        if self._answers is not None:
+            self._answers.add(connection.request_id, media_type, body, connection.is_copy)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that was closed or released."""
+        self._connections.pop(connection, None)
+
+    def _release(self, connection: Connection) -> None:
+        assert self._on_release is not None
+        connection.release()
+        self._on_release(connection)
+
+    def _clock_of(self, sock: socket.socket) -> GatewayClock | None:
+        """Return the clock of the gateway at the other end; None if it is on this machine."""
+        if sock.family == socket.AF_UNIX:
+            return None
+        try:
+            host = sock.getpeername()[0]
+        except OSError:  # the gateway has disconnected
+            return None
+        return self._clocks.setdefault(host, GatewayClock())
