@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 
 from cortex.dev.client_connection import DevConnection, ServedRequest
 from cortex.dev.routing import DevRoute, find_route, why_unknown
-from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedServer
+from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.forwarding import request_head
+from cortex.worker.commands.proxied_server import ProxiedServer
 from cortex.worker.commands.upstream import Upstream, UpstreamConnection
 from cortex.worker.http.connection import READ_BYTES, Connection
 from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
-from cortex.worker.spec import TERMINAL_HINT
+from cortex.worker.spec import TERMINAL_HINT, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.dev.dev_api import DevApi
@@ -46,7 +47,9 @@ class UnavailableError(Exception):
 class DevGateway(ProxiedServer):
     """Listens on one port for all APIs. `upstreams` may be replaced at any time; without any, it answers 503."""
 
-    timeout_s = websocket_idle_s = TIMEOUT_S
+    limits = RequestLimits(
+        timeout_s=TIMEOUT_S, max_body_bytes=sys.maxsize, on_disconnect="cancel", websocket_idle_s=TIMEOUT_S
+    )
 
     def __init__(self, on_response: Callable[[ServedRequest], object]) -> None:
         self.upstreams: Sequence[DevApi] = ()
@@ -63,7 +66,7 @@ class DevGateway(ProxiedServer):
         self._loop = loop = asyncio.get_running_loop()
         self.upstream = _Processes(loop)
         connect, recorder = partial(DevConnection, self._on_response), RequestRecorder(None)
-        self._pool = ConnectionPool(loop, SharedConnectionState(), recorder, self._handle, sys.maxsize, connect)
+        self._pool = ConnectionPool(loop, SharedConnectionState(), recorder, self._handle, self.limits, connect)
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, address in dict.fromkeys((family, address[0]) for family, *_, address in found):
             listener = socket.create_server((str(address), port), family=family, backlog=100)

@@ -33,6 +33,7 @@ from cortex.terminal import print_line
 from cortex.worker.applications.application_server import ApplicationServer
 from cortex.worker.applications.lifespan import Lifespan
 from cortex.worker.http.connection import Connection
+from cortex.worker.request_server import WorkerContext
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 
@@ -167,7 +168,7 @@ class JobServer:
 
         # The routes refuse larger bodies themselves.
         spec = replace(spec, max_body_bytes=limit + 1)
-        self._server = ApplicationServer(spec, Lifespan(app), loop, SharedConnectionState(), None)
+        self._server = ApplicationServer(WorkerContext(spec, loop, SharedConnectionState()), Lifespan(app))
         self._connections = 0
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:

@@ -8,32 +8,28 @@ reason, and ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from cortex.models.spec import Catalogue
-from cortex.predictor.applications import WSGI
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.predictor.user_forks import end_forks_of_threads
 from cortex.processes.priority import enter_background, in_background
 from cortex.worker.channel import Channel
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.connection_pool import ConnectionPool
-from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
-from cortex.worker.requests.inference_routes import inference_kinds
-from cortex.worker.requests.method_server import SHARING_LOOP, MethodServer, call_slots
-from cortex.worker.requests.payload import make_headers
+from cortex.worker.request_server import RequestServer, WorkerContext
+from cortex.worker.requests.method_server import SHARING_LOOP, MethodServer, call_kinds
 from cortex.worker.requests.readiness import check_readiness
 from cortex.worker.requests.runner import CallDurations, Runner
 from cortex.worker.shared_state import SharedConnectionState
@@ -50,11 +46,7 @@ from cortex.worker.worker_process import (
 )
 
 if TYPE_CHECKING:
-    from cortex.predictor.protobuf import BoundService
     from cortex.worker.applications.lifespan import Lifespan
-    from cortex.worker.monitoring.exchange_writer import ExchangeWriter
-    from cortex.worker.monitoring.spans import Tracing
-    from cortex.worker.monitoring.tracker import PredictionTracker
 
 #: Delay before messages that the channel could not take are sent again.
 _RESEND_S = 0.05
@@ -82,46 +74,35 @@ def run_request_worker(
         file = open_metrics(spec, index)
         tracing = open_tracing(spec, index)
         predictor = _load(spec, channel, models, metrics_client(spec, index, file))
+        loop = uvloop.new_event_loop()  # not the current loop of this thread, which belongs to user code
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
         report_failure(channel, error)
         return 1
-    return serve(WorkerContext(spec, channel, shared_state, file, tracing), predictor)
+    return serve(WorkerContext(spec, loop, shared_state, file, tracing), channel, predictor)
 
 
-@dataclass(frozen=True)
-class WorkerContext:
-    """The parts of a worker process that exist before it serves."""
-
-    spec: ReplicaSpec
-    channel: Channel  #: to the supervisor
-    shared_state: SharedConnectionState
-    file: MetricFile | None
-    tracing: Tracing | None
-
-
-def serve(context: WorkerContext, predictor: BoundPredictor) -> int:
-    """Serve requests with a constructed class until stopped; return the exit code."""
-    spec, tracing = context.spec, context.tracing
+def serve(context: WorkerContext, channel: Channel, predictor: BoundPredictor) -> int:
+    """Serve requests with a constructed class until stopped; return the exit code. `channel` is the supervisor's."""
+    spec, loop, tracing = context.spec, context.loop, context.tracing
     try:
         if tracing is not None:
             tracing.serve_user_code()
         predictor.after_fork()
-        loop = uvloop.new_event_loop()  # not the current loop of this thread, which belongs to user code
         end_forks_of_threads(loop)
-        check_readiness(spec, predictor, loop, context.channel)
+        check_readiness(spec, predictor, loop, channel)
         lifespan = _start_application(predictor, loop)
     except BaseException as error:  # the edge of the process: our exceptions, or those of user code beyond Exception
-        report_failure(context.channel, error)
+        report_failure(channel, error)
         return 1
     gc.freeze()  # models stay, so no collection has to traverse them
     if spec.models is None:  # else memory of models that are not used any more has to be returned
         _keep_freed_memory()
-    if predictor.service is not None:
-        _serve_grpc(context, predictor.service, loop)
-    elif lifespan is not None:
-        _serve_application(context, lifespan, loop)
-    else:
-        _serve_methods(context, predictor, loop)
+    server = _create_server(context, predictor, lifespan)
+    with recording(context, server):
+        SupervisorChannel(server, channel, partial(_update_models, predictor)).start()
+        signature = signature_text(server.signature)
+        channel.send("ready", slots=server.slots, shares_loop=server.shares_loop, signature=signature)
+        server.run()
     run_exit_hooks()
     if tracing is not None:
         tracing.shutdown()
@@ -149,48 +130,46 @@ def _load(spec: ReplicaSpec, channel: Channel, start: ModelStart | None, metrics
         return load(spec, start.catalogue, fetcher, ModelEvents(channel), start.extra_versions, metrics)
 
 
-def _serve_methods(context: WorkerContext, predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> None:
-    spec, file, shared_state = context.spec, context.file, context.shared_state
-    methods = predictor.all_methods
-    kinds = {method.kind for method in methods} | inference_kinds(predictor.inference_models)
-    if any(method.needs_headers or method.needs_query_params for method in methods):
-        make_headers(())  # imports starlette, which would delay the first request
-    shares_loop = bool(kinds & SHARING_LOOP)
-    slots = call_slots(spec, predictor)
+def _create_server(context: WorkerContext, predictor: BoundPredictor, lifespan: Lifespan | None) -> RequestServer:
+    if lifespan is not None:
+        from cortex.worker.applications.application_server import (  # noqa: PLC0415 - other APIs start faster
+            ApplicationServer,
+        )
+
+        return ApplicationServer(context, lifespan)
+    if predictor.service is not None:
+        from cortex.worker.grpc.grpc_server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
+
+        rpcs = predictor.service.rpcs.values()
+        # The iterators of streams block the thread of their method.
+        blocks = any((rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in rpcs)
+        runner = _create_runner(context, blocks, any(rpc.is_async for rpc in rpcs))
+        return GrpcServer(context, predictor.service, runner)
+    kinds = call_kinds(predictor)
+    runner = _create_runner(context, "generator" in kinds, bool(kinds & SHARING_LOOP))
+    return MethodServer(context, predictor, runner)
+
+
+def _create_runner(context: WorkerContext, always_threads: bool, has_tasks: bool) -> Runner:
+    spec = context.spec
     # Any call may have to load its model first, and must not delay calls that other threads could run.
     waits_for_models = spec.threads > 1 and spec.models is not None
-    always_threads = "generator" in kinds or waits_for_models
-    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads, has_tasks=shares_loop)
-    tracker = _open_tracker(spec, file)
-    server = MethodServer(spec, predictor, runner, loop, shared_state, slots, file, tracker, context.tracing)
-    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
-    connect_supervisor(server, loop, context, runner.stop, partial(_update_models, predictor))
-    # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
-    batch_slots = (spec.threads + 1) * spec.max_batch_size if server.batches else 0
-    signature = signature_text(lambda: predictor.signature)
-    context.channel.send("ready", slots=max(slots, batch_slots), shares_loop=shares_loop, signature=signature)
-    runner.run()
-    server.shutdown()
+    durations = CallDurations(context.shared_state)
+    return Runner(context.loop, spec.threads, durations, always_threads or waits_for_models, has_tasks)
+
+
+@contextlib.contextmanager
+def recording(context: WorkerContext, server: RequestServer) -> Iterator[None]:
+    """Record the requests of a server, if its API records."""
+    if not context.spec.record_share:
+        yield
+        return
+    from cortex.worker.monitoring.exchange_writer import open_exchange_writer  # noqa: PLC0415 - other APIs start faster
+
+    exchanges = server.connections.exchanges = open_exchange_writer(context.spec, context.file, context.loop)
+    yield
     if exchanges is not None:
         exchanges.close()
-
-
-def _open_tracker(spec: ReplicaSpec, file: MetricFile | None) -> PredictionTracker | None:
-    if spec.tracker_type is None or file is None:
-        return None
-    from cortex.worker.monitoring.tracker import PredictionTracker  # noqa: PLC0415 - other APIs start faster
-
-    return PredictionTracker(spec, file)
-
-
-def _open_exchange_writer(
-    spec: ReplicaSpec, file: MetricFile | None, loop: asyncio.AbstractEventLoop
-) -> ExchangeWriter | None:
-    if not spec.record_share:
-        return None
-    from cortex.worker.monitoring.exchange_writer import open_exchange_writer  # noqa: PLC0415 - as above
-
-    return open_exchange_writer(spec, file, loop)
 
 
 def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoop) -> Lifespan | None:
@@ -204,69 +183,9 @@ def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoo
     return lifespan
 
 
-def _serve_application(context: WorkerContext, lifespan: Lifespan, loop: asyncio.AbstractEventLoop) -> None:
-    from cortex.worker.applications.application_server import ApplicationServer  # noqa: PLC0415 - other APIs start faster
-
-    spec, file = context.spec, context.file
-    server = ApplicationServer(spec, lifespan, loop, context.shared_state, file, context.tracing)
-    exchanges = server.connections.exchanges = _open_exchange_writer(spec, file, loop)
-    connect_supervisor(server, loop, context, partial(server.stop, loop.stop))
-    # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
-    slots = spec.threads if spec.type == WSGI else spec.max_concurrency
-    context.channel.send("ready", slots=slots, shares_loop=spec.type != WSGI)
-    loop.run_forever()
-    if exchanges is not None:
-        exchanges.close()
-
-
-def _serve_grpc(context: WorkerContext, service: BoundService, loop: asyncio.AbstractEventLoop) -> None:
-    from cortex.worker.grpc.grpc_server import GrpcServer  # noqa: PLC0415 - other APIs have no grpcio
-
-    spec, shared_state = context.spec, context.shared_state
-    # The iterators of streams block the thread of their method.
-    waits_for_models = spec.threads > 1 and spec.models is not None
-    always_threads = waits_for_models or any(
-        (rpc.request_streams or rpc.response_streams) and not rpc.is_async for rpc in service.rpcs.values()
-    )
-    shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
-    runner = Runner(loop, spec.threads, CallDurations(shared_state), always_threads, has_tasks=shares_loop)
-    server = GrpcServer(spec, service, loop, runner, shared_state, context.file, context.tracing)
-    connect_supervisor(server, loop, context, partial(server.stop, runner.stop))
-    slots = max(spec.threads, spec.max_concurrency) if shares_loop else spec.threads
-    signature = signature_text(lambda: service.signature)
-    context.channel.send("ready", slots=slots, shares_loop=shares_loop, signature=signature)
-    runner.run()
-
-
 def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
     if predictor.registry is not None:
         predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
-
-
-def connect_supervisor(
-    server: RequestServer,
-    loop: asyncio.AbstractEventLoop,
-    context: WorkerContext,
-    on_stop: Callable[[], None],
-    on_catalogue: Callable[[str], None] = lambda path: None,
-    on_orphaned: Callable[[], object] = partial(os._exit, 1),
-) -> None:
-    """Receive connections and commands from the supervisor.
-
-    `on_stop` ends the process in order; `on_orphaned` ends it at once, after its requests were answered.
-    """
-    supervisor = SupervisorChannel(server, loop, context.channel, on_catalogue, on_stop, on_orphaned)
-    live_without_parent()  # not before the parent is known
-    supervisor.start()
-
-
-class RequestServer(Protocol):
-    """The requests of this process: `MethodServer`, `ApplicationServer`, `CommandServer` or `GrpcServer`."""
-
-    connections: ConnectionPool
-
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent requests."""
 
 
 class SupervisorChannel:
@@ -275,25 +194,23 @@ class SupervisorChannel:
     def __init__(
         self,
         server: RequestServer,
-        loop: asyncio.AbstractEventLoop,
         channel: Channel,
-        on_catalogue: Callable[[str], None],
-        on_stop: Callable[[], None],
-        on_orphaned: Callable[[], object],
+        on_catalogue: Callable[[str], None] = lambda path: None,
+        on_orphaned: Callable[[], object] = partial(os._exit, 1),
     ) -> None:
-        """Create the worker's end; `on_orphaned` is called once the supervisor has died."""
+        """Create the worker's end; `on_orphaned` ends the process at once, after its requests were answered."""
         self._server = server
-        self._loop = loop
+        self._loop = server.loop
         self._channel = channel
         self._on_catalogue = on_catalogue
-        self._on_stop = on_stop
         self._on_orphaned = on_orphaned
         self._supervisor = os.getppid()
         self._failures = 0
         self._unsent: list[tuple[str, int]] = []
 
     def start(self) -> None:
-        """Receive messages on the event loop."""
+        """Receive messages on the event loop; from now on, this process ends by itself."""
+        live_without_parent()  # not before the parent is known
         self._channel.sock.setblocking(False)
         self._loop.add_reader(self._channel.fileno(), self._receive)
 
@@ -324,7 +241,7 @@ class SupervisorChannel:
                 self._server.connections.stop_reading()
             elif message["kind"] == "stop":
                 self._loop.remove_reader(self._channel.fileno())
-                self._on_stop()
+                self._server.stop()
                 return
 
     def _end_as_orphan(self) -> None:

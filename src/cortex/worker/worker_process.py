@@ -132,10 +132,14 @@ def report_failure(channel: Channel, error: BaseException) -> None:
     channel.send_failure(describe(error), text, type_name(error))
 
 
-def signature_text(describe: Callable[[], ApiSignature]) -> str:
-    """Return the JSON form of a signature for the message `ready`; "" if it is too long, or if determining it fails."""
+def signature_text(describe: Callable[[], ApiSignature | None]) -> str:
+    """Return the JSON form of a signature for the message `ready`.
+
+    It is "" if there is none, if it is too long, or if determining it fails.
+    """
     try:
-        text = describe().to_json().decode()
+        signature = describe()
+        text = "" if signature is None else signature.to_json().decode()
     except Exception as error:  # user code can put anything into a schema; the process serves nevertheless
         write_log(f"the schemas of this API can't be documented: {type_name(error)}: {error}\n")
         return ""

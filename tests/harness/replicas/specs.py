@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortex.worker.spec import ReplicaSpec
+from cortex.worker.spec import ReplicaSpec, RequestLimits
 
 _FIELDS: dict[str, Any] = {
     "id": "iris-1-a",
@@ -28,3 +28,8 @@ _FIELDS: dict[str, Any] = {
 def replica_spec(**fields: Any) -> ReplicaSpec:
     """Return the spec of a replica with some fields, and with constants for what every replica has."""
     return ReplicaSpec(**(_FIELDS | fields))
+
+
+def limits(max_body_bytes: int) -> RequestLimits:
+    """Return limits of requests, with constants for those that do not matter."""
+    return replica_spec(max_body_bytes=max_body_bytes).limits

@@ -19,13 +19,14 @@ from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState
+from harness.replicas.specs import limits
 from harness.wait import PATIENCE_S
 
 
 def new_pool(handle: Callable[[Connection], None]) -> ConnectionPool:
     loop = asyncio.get_running_loop()
     recorder = RequestRecorder(None)
-    return ConnectionPool(loop, SharedConnectionState(), recorder, handle, 1_000_000, StreamingConnection)
+    return ConnectionPool(loop, SharedConnectionState(), recorder, handle, limits(10**6), StreamingConnection)
 
 
 class Pair:

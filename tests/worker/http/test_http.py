@@ -21,6 +21,7 @@ from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import SharedConnectionState
 from harness.connections import read_until
 from harness.replicas.replicas import Replica, running_replica
+from harness.replicas.specs import limits
 from harness.wait import PATIENCE_S
 
 pytestmark = pytest.mark.processes
@@ -52,7 +53,7 @@ def test_a_request_has_a_path_below_its_endpoint(endpoint: str | None, target: s
     def handle(connection: Connection) -> None:
         found.set_result(connection.path_below)
 
-    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=100)
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, limits(100))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         pool.add(theirs, 0, lambda connection: None)
@@ -79,7 +80,7 @@ def test_large_bodies_arrive_complete_however_they_are_divided(framing: str, pie
         assert (await loop.sock_recv(sock, 4096)).startswith(b"HTTP/1.1 200 OK")
 
     bodies = [bytes(range(256)) * 2000, b"small", b"y" * 300_000]
-    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=10**6)
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, limits(10**6))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         pool.add(theirs, 0, lambda connection: None)
@@ -103,7 +104,7 @@ def test_large_bodies_that_arrive_at_the_same_time_stay_apart() -> None:
         connection.respond(200, None, b"")
 
     bodies = [bytes([number]) * 1_000_000 for number in range(3)]
-    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, max_body_bytes=10**6)
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handle, limits(10**6))
     pairs = [socket.socketpair() for _ in bodies]
 
     async def upload() -> None:
@@ -127,7 +128,7 @@ def test_large_bodies_that_arrive_at_the_same_time_stay_apart() -> None:
 def test_a_body_that_is_announced_as_too_large_is_refused_before_it_arrives() -> None:
     loop = asyncio.new_event_loop()
     handled: list[Connection] = []
-    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handled.append, max_body_bytes=100_000)
+    pool = ConnectionPool(loop, SharedConnectionState(), RequestRecorder(None), handled.append, limits(100_000))
     ours, theirs = socket.socketpair()
 
     async def response() -> bytes:
@@ -255,7 +256,7 @@ def test_a_request_whose_client_ends_it_too_early_is_refused(framing: bytes, is_
     connection_class = StreamingConnection if is_application else Connection
     recorder = RequestRecorder(None)
     pool = ConnectionPool(
-        loop, SharedConnectionState(), recorder, lambda each: each.begin(2**62), 1_000_000, connection_class
+        loop, SharedConnectionState(), recorder, lambda each: each.begin(2**62), limits(10**6), connection_class
     )
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -283,7 +284,7 @@ def test_a_request_that_nobody_has_read_is_answered_before_the_process_ends(
     loop = asyncio.new_event_loop()
     handled: list[Connection] = []
     recorder = RequestRecorder(None)
-    pool = ConnectionPool(loop, SharedConnectionState(), recorder, handled.append, 1_000, connection_class)
+    pool = ConnectionPool(loop, SharedConnectionState(), recorder, handled.append, limits(1_000), connection_class)
     pool.set_paused(True)
     kind = "grpc" if connection_class is GrpcConnection and is_whole else "json"
     request = f"POST / HTTP/1.1\r\nx-cortex-request-id: 17-3\r\ncontent-type: application/{kind}\r\n".encode()

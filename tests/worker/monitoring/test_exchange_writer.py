@@ -33,6 +33,7 @@ from cortex.worker.monitoring.exchange_writer import (
 )
 from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder, read_metrics
 from cortex.worker.shared_state import SharedConnectionState
+from harness.replicas.specs import limits
 from harness.wait import PATIENCE_S, wait_until
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -69,7 +70,8 @@ class Client:
         self.loop = loop
         self.ours, theirs = socket.socketpair()
         self.ours.setblocking(False)
-        pool = ConnectionPool(self.loop, SharedConnectionState(), RequestRecorder(None), handle, 10 * MAX_BODY_BYTES)
+        recorder, bound = RequestRecorder(None), limits(10 * MAX_BODY_BYTES)
+        pool = ConnectionPool(self.loop, SharedConnectionState(), recorder, handle, bound)
         pool.exchanges = exchanges
         pool.add(theirs, 0, lambda connection: None)
 

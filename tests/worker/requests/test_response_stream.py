@@ -13,6 +13,7 @@ from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.requests.runner import CallDurations, Runner
 from cortex.worker.requests.streaming import ResponseStream
 from cortex.worker.shared_state import SharedConnectionState
+from harness.replicas.specs import limits
 from harness.wait import PATIENCE_S
 
 _TIMEOUT_NS = 10_000_000_000
@@ -22,7 +23,7 @@ async def test_a_thread_does_not_wait_for_a_chunk_that_the_event_loop_cannot_wri
     loop = asyncio.get_running_loop()
     shared_state = SharedConnectionState()
     requests: asyncio.Future[Connection] = loop.create_future()
-    pool = ConnectionPool(loop, shared_state, RequestRecorder(None), requests.set_result, 1_000)
+    pool = ConnectionPool(loop, shared_state, RequestRecorder(None), requests.set_result, limits(1_000))
     client, server = socket.socketpair()
     client.settimeout(PATIENCE_S)
     pool.add(server, 0, lambda _: None)

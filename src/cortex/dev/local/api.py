@@ -17,8 +17,8 @@ from cortex.predictor.loader import BoundPredictor, load, rebind
 from cortex.worker.channel import Channel
 from cortex.worker.http.connection import Connection
 from cortex.worker.monitoring.user_metrics import MetricsClient
-from cortex.worker.requests.method_server import MethodServer, call_slots
-from cortex.worker.requests.payload import make_headers
+from cortex.worker.request_server import WorkerContext
+from cortex.worker.requests.method_server import MethodServer
 from cortex.worker.requests.readiness import check_readiness
 from cortex.worker.requests.runner import CallDurations, Runner
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
@@ -74,10 +74,8 @@ class RequestApi:
     """An API whose methods answer requests. Its user code runs on the thread that calls `runner.run`."""
 
     def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
-        self._spec = spec
-        self._loop = loop
+        self._context = WorkerContext(spec, loop, SharedConnectionState())
         self._models = LocalModels(spec)
-        self._shared_state = SharedConnectionState()
         self._connections = 0
         self.predictor: BoundPredictor
         self.runner: Runner
@@ -87,33 +85,29 @@ class RequestApi:
         """Construct the user's class, and send it the readiness sample of the API. Raises: UserError, StorageError."""
         self._models.list()
         metrics = MetricsClient(None)
-        self.predictor = load(self._spec, self._models.catalogue, self._models.fetcher, metrics=metrics)
+        spec = self._context.spec
+        self.predictor = load(spec, self._models.catalogue, self._models.fetcher, metrics=metrics)
         self.predictor.after_fork()
-        if self._spec.readiness is not None:
+        if spec.readiness is not None:
             ours, theirs = socket.socketpair()
             with ours, theirs:  # its only message precedes the end of the process
-                check_readiness(self._spec, self.predictor, self._loop, Channel(ours))
+                check_readiness(spec, self.predictor, self._context.loop, Channel(ours))
         self.open()
 
     def open(self) -> None:
         """Begin to accept requests; call it again after `runner.run` has returned."""
-        durations = CallDurations(self._shared_state)
-        self.runner = Runner(self._loop, self._spec.threads, durations, always_threads=True)
-        self._server = self._new_server()
-
-    def _new_server(self) -> MethodServer:
-        if any(method.needs_headers or method.needs_query_params for method in self.predictor.all_methods):
-            make_headers(())  # imports starlette, which would delay the first request
-        slots = call_slots(self._spec, self.predictor)
-        return MethodServer(self._spec, self.predictor, self.runner, self._loop, self._shared_state, slots, None)
+        context = self._context
+        durations = CallDurations(context.shared_state)
+        self.runner = Runner(context.loop, context.spec.threads, durations, always_threads=True)
+        self._server = MethodServer(context, self.predictor, self.runner)
 
     def rebind(self) -> None:
         """Bind the methods again after the class has changed; running requests keep the old ones.
 
         Event-loop thread only. Raises: UserError if the class is invalid now; then nothing has changed.
         """
-        self.predictor = rebind(self._spec, self.predictor)
-        self._server = self._new_server()
+        self.predictor = rebind(self._context.spec, self.predictor)
+        self._server = MethodServer(self._context, self.predictor, self.runner)
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
         """Serve a connection. Event-loop thread only, or before the loop runs."""
@@ -149,7 +143,7 @@ class ApplicationApi:
         self.predictor.after_fork()
         lifespan = Lifespan(self.predictor.application)
         self._loop.run_until_complete(lifespan.startup())
-        self._server = ApplicationServer(self._spec, lifespan, self._loop, SharedConnectionState(), None)
+        self._server = ApplicationServer(WorkerContext(self._spec, self._loop, SharedConnectionState()), lifespan)
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
         """Serve a connection. Event-loop thread only, or before the loop runs."""
@@ -158,4 +152,4 @@ class ApplicationApi:
 
     def stop(self) -> None:
         """End all calls and the application, then stop the event loop. Event-loop thread only."""
-        self._server.stop(self._loop.stop)
+        self._server.stop()

@@ -22,6 +22,7 @@ from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.command_server import FLUSH_S, CommandServer
 from cortex.worker.commands.readiness_probe import wait_until_ready
 from cortex.worker.http.connection import Connection
+from cortex.worker.request_server import WorkerContext
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 
@@ -49,9 +50,8 @@ class CommandApi:
         except BaseException:
             self.close()
             raise
-        self._server = CommandServer(
-            self._spec, self._process, address, self._loop, SharedConnectionState(), None, None
-        )
+        context = WorkerContext(self._spec, self._loop, SharedConnectionState())
+        self._server = CommandServer(context, self._process, address)
         self._end = self._loop.create_task(self._wait_for_end())
 
     def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
@@ -61,7 +61,7 @@ class CommandApi:
 
     def stop(self) -> None:
         """End the command, then stop the event loop."""
-        self._server.stop(self._loop.stop)
+        self._server.stop()
 
     def close(self) -> None:
         """Kill what the command has left behind."""

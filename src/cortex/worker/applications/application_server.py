@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cortex.errors import UserError, type_name
 from cortex.predictor.applications import WSGI
@@ -27,18 +26,12 @@ from cortex.worker.applications.websocket_call import GOING_AWAY, NORMAL, RESTAR
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection
-from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
-from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
 from cortex.worker.monitoring.request_log import REQUEST, write_log
 from cortex.worker.monitoring.route_metrics import RouteRecorder
+from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.calls import logs_hint
-from cortex.worker.requests.runner import blocked_grace_ns
-from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, RequestLimits
-
-if TYPE_CHECKING:
-    from cortex.worker.monitoring.spans import Tracing
+from cortex.worker.spec import RequestLimits
 
 #: Time for calls to end after their connections were closed at the end of the process.
 _END_S = 0.7
@@ -54,43 +47,30 @@ _DISCONNECTED = frozenset({"ClientDisconnect", "WebSocketDisconnect"})
 Call = HttpCall | WebSocketCall
 
 
-class ApplicationServer:
+class ApplicationServer(RequestServer):
     """Handles the requests of one process by calls of its ASGI application. Event-loop thread only."""
 
-    def __init__(
-        self,
-        spec: ReplicaSpec,
-        lifespan: Lifespan,
-        loop: asyncio.AbstractEventLoop,
-        shared_state: SharedConnectionState,
-        file: MetricFile | None,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """Create the server of the application that `lifespan` has started. Without `tracing`, it exports no spans."""
-        self.connections = ConnectionPool(
-            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, StreamingConnection
-        )
+    def __init__(self, context: WorkerContext, lifespan: Lifespan) -> None:
+        """Create the server of the application that `lifespan` has started."""
+        spec = context.spec
         self.is_wsgi = spec.type == WSGI
-        self.configure(spec.limits)
+        super().__init__(context, StreamingConnection)
+        # WSGI calls block a thread each, and can't be cancelled: the supervisor enforces their deadlines.
+        self.slots, self.shares_loop = spec.threads if self.is_wsgi else spec.max_concurrency, not self.is_wsgi
         self._api = spec.api
         self._lifespan = lifespan
-        self._tracing = tracing
-        self.loop = loop
-        self._routes = RouteRecorder(file)
+        self._routes = RouteRecorder(context.file)
         self._running: set[_RunningCall] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._next_deadline_ns = _NEVER_NS  #: when the timer fires
-        self._watchdog = LoopWatchdog(loop, self._log_id_of, lambda: not self._running)
+        self._watchdog = LoopWatchdog(self.loop, self._log_id_of, lambda: not self._running)
 
     def configure(self, limits: RequestLimits) -> None:
         """Set the limits of subsequent requests."""
-        self.connections.configure(limits)
-        self.timeout_s = limits.timeout_s
-        self.timeout_ns = int(limits.timeout_s * 1e9)
-        self.websocket_idle_s = limits.websocket_idle_s
-        # Calls of a WSGI application can't be cancelled: the supervisor ends those that are late, and their process.
-        self.grace_ns = 0 if self.is_wsgi else blocked_grace_ns(limits.timeout_s)
+        super().configure(limits)
+        if self.is_wsgi:  # the supervisor ends late calls, and their process
+            self.grace_ns = 0
 
     # Start.
 
@@ -103,7 +83,7 @@ class ApplicationServer:
         if self._tracing is not None:
             connection.span = self._tracing.start_request(connection, now_ns)
         if waited_ns >= self.timeout_ns:
-            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
             return
         connection.started_ns = now_ns
         headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
@@ -111,7 +91,7 @@ class ApplicationServer:
         call: Call
         if connection.is_upgrade:
             scope = websocket_scope(connection.url, headers, self._lifespan.state)
-            call = WebSocketCall(connection, scope, running.extend, self.connections.max_body_bytes)
+            call = WebSocketCall(connection, scope, running.extend, self.limits.max_body_bytes)
             if not call.begin():
                 return
             self._tick_later()
@@ -126,17 +106,17 @@ class ApplicationServer:
 
     # End.
 
-    def stop(self, done: Callable[[], None]) -> None:
-        """End all calls and the application, then call `done`."""
-        self.loop.create_task(self._stop(done))
+    def stop(self) -> None:
+        """End all calls and the application, then make `run` return."""
+        self._stopping = self.loop.create_task(self._stop())
 
-    async def _stop(self, done: Callable[[], None]) -> None:
+    async def _stop(self) -> None:
         for running in list(self._running):
             running.interrupt()
         if tasks := [running.task for running in self._running]:
             await asyncio.wait(tasks, timeout=_END_S)
         await self._lifespan.shutdown()
-        done()
+        self.loop.stop()
 
     def remove(self, running: _RunningCall, root_path: str, seconds: float) -> None:
         """Forget a call that has ended, and count it."""
@@ -282,7 +262,7 @@ class _RunningCall:
     @property
     def _silence_ns(self) -> int:
         is_open = isinstance(self.call, WebSocketCall) and self.call.is_accepted
-        return int(self._server.websocket_idle_s * 1e9) if is_open else self._server.timeout_ns
+        return int(self._server.limits.websocket_idle_s * 1e9) if is_open else self._server.timeout_ns
 
     def _extend_shared(self) -> None:
         """Move the deadline at which the supervisor considers the event loop blocked."""
@@ -301,27 +281,27 @@ class _RunningCall:
             return
         self.deadline_ns = _NEVER_NS
         if self._is_interrupted:
-            log_late_cleanup(self._id, self._server.timeout_s)
+            log_late_cleanup(self._id, self._server.limits.timeout_s)
             self.cancel()
         elif isinstance(self.call, HttpCall):
             self._time_out(self.call)
         elif self.call.is_accepted and not self.call.is_over:
-            self.call.close(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
+            self.call.close(GOING_AWAY, f"no message for {self._server.limits.websocket_idle_s:g} s")
             self.deadline_ns = now_ns + self._server.timeout_ns
         else:
-            self.call.fail(504, f"timed out after {self._server.timeout_s:g} s")
+            self.call.fail(504, f"timed out after {self._server.limits.timeout_s:g} s")
             self.cancel()
 
     def _time_out(self, call: HttpCall) -> None:
         if not call.is_over:
             if call.status:
                 if self._connection.unsent_bytes:
-                    self._connection.cut_off_slow_client(self._server.timeout_s)
+                    self._connection.cut_off_slow_client(self._server.limits.timeout_s)
                 else:
                     self._connection.abort()
             else:
                 call.status = 504
-                self._connection.respond_error(504, f"timed out after {self._server.timeout_s:g} s")
+                self._connection.respond_error(504, f"timed out after {self._server.limits.timeout_s:g} s")
         elif not call.was_closed:
             return  # the response is complete: what runs now are background tasks
         self.cancel()

@@ -25,7 +25,8 @@ from cortex.worker.http.responses import (
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 
 if TYPE_CHECKING:
-    from cortex.worker.commands.upstream import Upstream, UpstreamConnection
+    from cortex.worker.commands.proxied_server import ProxiedServer
+    from cortex.worker.commands.upstream import UpstreamConnection
 
 #: One side is not read while more bytes than this wait for the other.
 MAX_UNSENT_BYTES = 256 * 1024
@@ -40,26 +41,6 @@ _NEVER_NS = 1 << 62
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 GOING_AWAY, RESTART = 1001, 1012
-
-
-class ProxiedServer:
-    """A server to which requests are passed on, as their calls see it."""
-
-    upstream: Upstream
-    timeout_s: float
-    websocket_idle_s: float
-    strips_prefix = False
-
-    def find_holders(self, connection: UpstreamConnection) -> list[int]:
-        """Return the processes that hold the other end of a connection; none if they are not known."""
-        return []
-
-    def has_died(self, holders: Sequence[int]) -> bool:
-        """Return whether the end of a connection is that of its process, or of the server."""
-        return False
-
-    def answered(self) -> None:
-        """Note that it has answered."""
 
 
 class CommandCall:
@@ -82,7 +63,7 @@ class CommandCall:
         self._connection = connection
         self._loop = server.upstream.loop
         self._deadline_ns = deadline_ns  #: monotonic; moves with each byte of the response
-        self._connect_until = self._loop.time() + min(_CONNECT_S, server.timeout_s)
+        self._connect_until = self._loop.time() + min(_CONNECT_S, server.limits.timeout_s)
         self._on_over = on_over
         self._is_over = self._is_upgraded = False
         # The request.
@@ -139,7 +120,7 @@ class CommandCall:
             else:
                 self._upstream.resume()  # the server finishes, and its response is discarded
             return
-        self._touch(self._server.websocket_idle_s if self._is_upgraded else None)
+        self._touch(self._server.limits.websocket_idle_s if self._is_upgraded else None)
         if not self._is_sent:
             self._send_request()
         if self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
@@ -148,7 +129,7 @@ class CommandCall:
 
     def receive_data(self, data: bytes) -> None:
         """Pass on what the client sends after an upgrade."""
-        self._touch(self._server.websocket_idle_s)
+        self._touch(self._server.limits.websocket_idle_s)
         self._upstream.send(data)
         if self._upstream.unsent_bytes > MAX_UNSENT_BYTES:
             self._connection.pause()
@@ -175,7 +156,7 @@ class CommandCall:
         if self._is_over:
             return
         if self._is_upgraded:
-            self._touch(self._server.websocket_idle_s)
+            self._touch(self._server.limits.websocket_idle_s)
             self._server.answered()
             self._connection.write_raw(bytes(data))
         else:
@@ -310,7 +291,7 @@ class CommandCall:
         self.status = 101
         self._is_upgraded = True
         self._server.answered()
-        self._touch(self._server.websocket_idle_s)
+        self._touch(self._server.limits.websocket_idle_s)
         self._timer.cancel()  # the limit of a WebSocket may be shorter than that of its handshake
         self._timer = self._loop.call_later(self._delay_s(), self._check)
         self._connection.upgrade(upgrade_head(self._headers))
@@ -343,7 +324,7 @@ class CommandCall:
     # Time.
 
     def _touch(self, silence_s: float | None = None) -> None:
-        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._server.timeout_s) * 1e9)
+        self._deadline_ns = time.monotonic_ns() + int((silence_s or self._server.limits.timeout_s) * 1e9)
 
     def _delay_s(self) -> float:
         delay_s = (self._deadline_ns - time.monotonic_ns()) / 1e9
@@ -356,13 +337,13 @@ class CommandCall:
         if not is_late and (self._upstream.is_connected or self._loop.time() < self._connect_until):
             self._timer = self._loop.call_later(self._delay_s(), self._check)
         elif self._is_upgraded:
-            self.close_websocket(GOING_AWAY, f"no message for {self._server.websocket_idle_s:g} s")
+            self.close_websocket(GOING_AWAY, f"no message for {self._server.limits.websocket_idle_s:g} s")
         elif not self._upstream.is_connected:
             self._respond_error(503, f"the server of the command accepts no connection: {self._upstream.error}")
         elif self._connection.unsent_bytes > MAX_UNSENT_BYTES:
-            self._connection.cut_off_slow_client(self._server.timeout_s)  # which ends the call
+            self._connection.cut_off_slow_client(self._server.limits.timeout_s)  # which ends the call
         else:
-            self._respond_error(504, f"timed out after {self._server.timeout_s:g} s")
+            self._respond_error(504, f"timed out after {self._server.limits.timeout_s:g} s")
 
     # End.
 

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from cortex.worker.commands.command_call import RESTART, CommandCall, ProxiedServer
+from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.command_process import CommandProcess
+from cortex.worker.commands.proxied_server import ProxiedServer
 from cortex.worker.commands.readiness_probe import ProbeResult, probe
 from cortex.worker.commands.upstream import Address, Upstream, UpstreamConnection
 from cortex.worker.http.connection import READ_BYTES, Connection
-from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.streaming_connection import StreamingConnection
-from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder
-from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, RequestLimits
-
-if TYPE_CHECKING:
-    from cortex.worker.monitoring.spans import Tracing
+from cortex.worker.request_server import RequestServer, WorkerContext
 
 #: What a server has sent before its end is passed on within this time.
 FLUSH_S = 0.02
@@ -38,54 +32,35 @@ class CommandConnection(StreamingConnection):
     may_have_openai_errors = True
 
 
-class CommandServer(ProxiedServer):
+class CommandServer(RequestServer, ProxiedServer):
     """Passes on the requests of one process. Event-loop thread only."""
 
-    def __init__(
-        self,
-        spec: ReplicaSpec,
-        process: CommandProcess,
-        address: Address,
-        loop: asyncio.AbstractEventLoop,
-        shared_state: SharedConnectionState,
-        file: MetricFile | None,
-        tracing: Tracing | None,
-    ) -> None:
-        """Create the proxy of a server that listens at `address`. Without `tracing`, it exports no spans."""
-        self.connections = ConnectionPool(
-            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, CommandConnection
-        )
-        self.upstream = Upstream(loop, process, address, memoryview(bytearray(READ_BYTES)))
+    def __init__(self, context: WorkerContext, process: CommandProcess, address: Address) -> None:
+        """Create the proxy of a server that listens at `address`."""
+        super().__init__(context, CommandConnection)
+        spec = context.spec
+        self.slots = spec.max_concurrency
+        self.upstream = Upstream(self.loop, process, address, memoryview(bytearray(READ_BYTES)))
         self.strips_prefix = spec.strip_prefix
         self.answered_at = time.monotonic()  #: when the server last answered anything but an error of its own
         self.is_stopping = False
         self._readiness_path = spec.readiness
         self._process = process
-        self._tracing = tracing
-        self._loop = loop
         self._running: set[CommandCall] = set()
-        self.configure(spec.limits)
-
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent requests."""
-        self.connections.configure(limits)
-        self.timeout_s = limits.timeout_s
-        self.websocket_idle_s = limits.websocket_idle_s
 
     def handle(self, connection: Connection) -> None:
         """Pass on the request of a connection, whose head has arrived."""
         assert isinstance(connection, StreamingConnection)
         now_ns = time.monotonic_ns()
-        timeout_ns = int(self.timeout_s * 1e9)
         waited_ns = connection.gateway_wait_ns(now_ns)
-        connection.arrived_ns = now_ns - min(waited_ns, timeout_ns)
-        if waited_ns >= timeout_ns:
-            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        if waited_ns >= self.timeout_ns:
+            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
             return
         connection.started_ns = now_ns
         if self._tracing is not None:
             connection.span = self._tracing.start_request(connection, now_ns)
-        call = CommandCall(self, connection, connection.arrived_ns + timeout_ns, self._running.discard)
+        call = CommandCall(self, connection, connection.arrived_ns + self.timeout_ns, self._running.discard)
         connection.call = call
         self._running.add(call)
         call.begin()
@@ -122,18 +97,18 @@ class CommandServer(ProxiedServer):
 
         It answers them, or a request has been running all the time that is not late yet, or whose body still arrives.
         """
-        is_late = time.monotonic() - self.answered_at > self.timeout_s
+        is_late = time.monotonic() - self.answered_at > self.limits.timeout_s
         running = [call for call in self._running if call.began_at < since]
         return self.answered_at > since or any(not is_late or call.is_uploading for call in running)
 
-    def stop(self, done: Callable[[], None]) -> None:
-        """End the command and its processes, then call `done`."""
+    def stop(self) -> None:
+        """End the command and its processes, then make `run` return."""
         self.is_stopping = True
-        self._loop.create_task(self._stop(done))
+        self._stopping = self.loop.create_task(self._stop())
 
-    async def _stop(self, done: Callable[[], None]) -> None:
+    async def _stop(self) -> None:
         await self._process.stop()
         await asyncio.sleep(FLUSH_S)
         for call in list(self._running):
             call.close_websocket(RESTART, "the service restarts")
-        done()
+        self.loop.stop()

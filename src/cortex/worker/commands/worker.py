@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -36,11 +35,10 @@ from cortex.worker.channel import Channel
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.command_server import FLUSH_S, CommandServer
 from cortex.worker.commands.readiness_probe import FAILING_S, PROBE_S, Readiness, wait_until_ready
-from cortex.worker.commands.upstream import Address
-from cortex.worker.monitoring.exchange_writer import open_exchange_writer
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.monitoring.trace_export import open_tracing
-from cortex.worker.request_worker import WorkerContext, connect_supervisor
+from cortex.worker.request_server import WorkerContext
+from cortex.worker.request_worker import SupervisorChannel, recording
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure
@@ -76,33 +74,20 @@ def run_command_worker(
         process.kill()
         channel.send("ended", wait_status=process.wait_status)
         return 1
-    file, tracing = open_metrics(spec, index), open_tracing(spec, index)
-    context = WorkerContext(spec, channel, shared_state, file, tracing)
-    return _serve(context, process, address, loop, max_failing_s)
-
-
-def _serve(
-    context: WorkerContext,
-    process: CommandProcess,
-    address: Address,
-    loop: asyncio.AbstractEventLoop,
-    max_failing_s: float,
-) -> int:
-    spec, channel, file, tracing = context.spec, context.channel, context.file, context.tracing
-    server = CommandServer(spec, process, address, loop, context.shared_state, file, tracing)
-    exchanges = server.connections.exchanges = open_exchange_writer(spec, file, loop)
-    connect_supervisor(server, loop, context, partial(server.stop, loop.stop), on_orphaned=loop.stop)
-    tasks = [  # noqa: F841 - the loop keeps no reference to them
-        loop.create_task(_report_end(process, server, channel, loop)),
-        loop.create_task(_watch(server, channel, max_failing_s)),
-    ]
-    channel.send("ready", slots=spec.max_concurrency, shares_loop=True)
-    loop.run_forever()
-    process.kill()  # what the command has left behind
+    tracing = open_tracing(spec, index)
+    context = WorkerContext(spec, loop, shared_state, open_metrics(spec, index), tracing)
+    server = CommandServer(context, process, address)
+    with recording(context, server):
+        SupervisorChannel(server, channel, on_orphaned=loop.stop).start()
+        tasks = [  # noqa: F841 - the loop keeps no reference to them
+            loop.create_task(_report_end(process, server, channel, loop)),
+            loop.create_task(_watch(server, channel, max_failing_s)),
+        ]
+        channel.send("ready", slots=server.slots, shares_loop=server.shares_loop)
+        server.run()
+        process.kill()  # what the command has left behind
     with contextlib.suppress(OSError):  # the folder may be gone
         Path(process.socket_path).unlink(missing_ok=True)
-    if exchanges is not None:
-        exchanges.close()
     if tracing is not None:
         tracing.shutdown()
     return 0 if server.is_stopping else 1

@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import uvloop
+
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.worker.channel import Channel
 from cortex.worker.forks.fork_safety import FINDING, check_fork_safety, end_openmp_pools
@@ -28,7 +30,8 @@ from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.request_log import follow_stderr, write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
-from cortex.worker.request_worker import WorkerContext, serve
+from cortex.worker.request_server import WorkerContext
+from cortex.worker.request_worker import serve
 from cortex.worker.shared_state import SharedConnectionState
 from cortex.worker.spec import ReplicaSpec, RequestLimits
 from cortex.worker.worker_process import enter_project, open_metrics, report_failure, set_environment
@@ -110,13 +113,13 @@ def _run_worker(
         seed_torch()
         file = _open_metrics(spec, index, client)
         tracing = open_tracing(spec, index)
+        context = WorkerContext(spec, uvloop.new_event_loop(), shared_states(index), file, tracing)
     except BaseException as error:  # the edge of the process
         report_failure(channel, error)
         return 1
     if not channel.send("forked", pid=os.getpid()):
         return 1  # the slot has been stopped
-    context = WorkerContext(spec, channel, shared_states(index), file, tracing)
-    return serve(context, predictor)
+    return serve(context, channel, predictor)
 
 
 def _take_output(descriptors: WorkerDescriptors) -> None:

@@ -101,7 +101,7 @@ class Call:
         client = headers.get(b"x-forwarded-for", b"").decode("latin-1")
         peer = f"{'ipv6' if ':' in client else 'ipv4'}:{client}"
         self.context = Context(self, metadata_of(all_headers), peer, self._client_deadline_ns)
-        self._reader = MessageReader(headers.get(b"grpc-encoding", b""), server.connections.max_body_bytes)
+        self._reader = MessageReader(headers.get(b"grpc-encoding", b""), server.limits.max_body_bytes)
         self._body = bytearray()  #: of a call in JSON
         self._coding = ""  #: of this body
         self._refusal: BadBody | None = None  #: why it can't be read
@@ -180,7 +180,7 @@ class Call:
         if connection.is_complete and not self.is_over:
             self._is_read = True
             if self._coding and self._body:
-                decode = partial(decode_body, bytes(self._body), self._coding, self._server.connections.max_body_bytes)
+                decode = partial(decode_body, bytes(self._body), self._coding, self._server.limits.max_body_bytes)
                 self._server.loop.run_in_executor(None, decode).add_done_callback(self._on_decoded)
             else:
                 self._end_request()
@@ -202,7 +202,7 @@ class Call:
 
     def _read_json(self, data: bytes) -> None:
         self._body += data
-        limit = self._server.connections.max_body_bytes
+        limit = self._server.limits.max_body_bytes
         if len(self._body) > limit:
             raise BadBody(f"the request body is larger than {limit} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
@@ -270,9 +270,9 @@ class Call:
             self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of the client has passed")
         elif now_ns >= self._deadline_ns and self._is_ended_here:
             if self._is_suspended:
-                self._connection.cut_off_slow_client(self._server.timeout_s)  # which ends the call
+                self._connection.cut_off_slow_client(self._server.limits.timeout_s)  # which ends the call
             else:
-                self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.timeout_s:g} s")
+                self._end(grpc.StatusCode.DEADLINE_EXCEEDED, f"timed out after {self._server.limits.timeout_s:g} s")
         else:
             self._check_later(now_ns)
 
@@ -331,10 +331,10 @@ class Call:
             self._connection.extend(time.monotonic_ns() + self._server.timeout_ns + self._server.grace_ns)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._server.loop.call_later(self._server.timeout_s, self._cancel_again)
+        self._timer = self._server.loop.call_later(self._server.limits.timeout_s, self._cancel_again)
 
     def _cancel_again(self) -> None:
-        log_late_cleanup(self._request_id, self._server.timeout_s)
+        log_late_cleanup(self._request_id, self._server.limits.timeout_s)
         self._cancel()
 
     def _set_over(self, code: grpc.StatusCode) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import grpc
 
+from cortex.payloads.signature import ApiSignature
 from cortex.predictor.protobuf import BoundRpc, BoundService
 from cortex.worker.grpc.call import Call
 from cortex.worker.grpc.connection import GrpcConnection
@@ -20,61 +19,37 @@ from cortex.worker.grpc.services import built_in_rpcs
 from cortex.worker.grpc.trailers import CONTENT_TYPE
 from cortex.worker.grpc.wire import HTTP_STATUSES, RpcError
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.connection_pool import ConnectionPool
-from cortex.worker.monitoring.metrics import MetricFile, RequestRecorder, SeriesKind, series_key
+from cortex.worker.monitoring.metrics import SeriesKind, series_key
 from cortex.worker.monitoring.route_metrics import RouteRecorder
+from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.calls import logs_hint
-from cortex.worker.requests.runner import Runner, blocked_grace_ns
-from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, RequestLimits
-
-if TYPE_CHECKING:
-    from cortex.worker.monitoring.spans import Tracing
+from cortex.worker.requests.runner import Runner
 
 #: Time for calls to end after their clients were answered at the end of the process.
 _END_S = 0.7
 _METHOD = "POST"
 
 
-class GrpcServer:
+class GrpcServer(RequestServer):
     """Handles the requests of one process by calls of a service. Event-loop thread only."""
 
-    def __init__(
-        self,
-        spec: ReplicaSpec,
-        service: BoundService,
-        loop: asyncio.AbstractEventLoop,
-        runner: Runner,
-        shared_state: SharedConnectionState,
-        file: MetricFile | None,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """Create the server of a service. Without `tracing`, it exports no spans."""
-        self.connections = ConnectionPool(
-            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, GrpcConnection
-        )
-        self.loop = loop
+    def __init__(self, context: WorkerContext, service: BoundService, runner: Runner) -> None:
+        super().__init__(context, GrpcConnection)
+        spec = context.spec
+        self.shares_loop = any(rpc.is_async for rpc in service.rpcs.values())
+        self.slots = max(spec.threads, spec.max_concurrency) if self.shares_loop else spec.threads
         self.runner = runner
         self._api = spec.api
         self._service = service
         self._paths = _paths(service)
-        self._tracing = tracing
-        self._routes = RouteRecorder(file)
-        self._file = file
+        self._routes = RouteRecorder(context.file)
+        self._file = context.file
         self._counters: dict[tuple[str, grpc.StatusCode], int | None] = {}
         for name in service.rpcs:  # Prometheus' `increase()` does not see a series begin
             self._routes.add(_METHOD, f"/{name}")
             for code in grpc.StatusCode:
                 self._counter(name, code)
         self._running: set[Call] = set()
-        self.configure(spec.limits)
-
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent calls."""
-        self.connections.configure(limits)
-        self.timeout_s = limits.timeout_s
-        self.timeout_ns = int(limits.timeout_s * 1e9)
-        self.grace_ns = blocked_grace_ns(limits.timeout_s)
 
     def handle(self, connection: Connection) -> None:
         """Begin the call of a request, whose head has arrived."""
@@ -88,7 +63,7 @@ class GrpcServer:
             connection.span = self._tracing.start_request(connection, now_ns)
         try:
             if waited_ns >= self.timeout_ns:
-                message = f"timed out after {self.timeout_s:g} s, before it could run"
+                message = f"timed out after {self.limits.timeout_s:g} s, before it could run"
                 raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
             rpc = self._find(path, connection.method)
         except RpcError as error:
@@ -149,16 +124,24 @@ class GrpcServer:
 
     # End.
 
-    def stop(self, done: Callable[[], None]) -> None:
-        """End all calls, then call `done`."""
-        self.loop.create_task(self._stop(done))
+    def signature(self) -> ApiSignature:
+        """Return the methods of the service."""
+        return self._service.signature
 
-    async def _stop(self, done: Callable[[], None]) -> None:
+    def run(self) -> None:
+        """Serve until `stop`."""
+        self.runner.run()
+
+    def stop(self) -> None:
+        """End all calls, then make `run` return."""
+        self._stopping = self.loop.create_task(self._stop())
+
+    async def _stop(self) -> None:
         for call in list(self._running):
             call.interrupt()
         if tasks := [call.task for call in self._running if call.task is not None]:
             await asyncio.wait(tasks, timeout=_END_S)
-        done()
+        self.runner.stop()
 
 
 def _paths(service: BoundService) -> dict[str, BoundRpc]:

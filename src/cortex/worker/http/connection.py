@@ -499,7 +499,7 @@ class Connection:
 
     def _read_unparsed(self, length: int) -> None:
         """Read the rest of a body of this length to its place behind what has arrived, or refuse the request."""
-        if length > self._pool.max_body_bytes:
+        if length > self._pool.limits.max_body_bytes:
             self._refuse_body()
             return
         self._whole, place = new_bytes(length)
@@ -540,7 +540,7 @@ class Connection:
         if self._refused:
             return
         self._body_bytes += len(data)
-        if self._body_bytes > self._pool.max_body_bytes:
+        if self._body_bytes > self._pool.limits.max_body_bytes:
             self._refuse_body()
             return
         self._body.append(data)
@@ -561,7 +561,7 @@ class Connection:
             self._parser_is_behind = True
 
     def _refuse_body(self) -> None:
-        self._refuse(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
+        self._refuse(413, f"the request body is larger than {self._pool.limits.max_body_bytes} bytes")
 
     def _refuse(self, status: int, message: str) -> None:
         """Respond with an error before the request is complete; the connection closes after it."""

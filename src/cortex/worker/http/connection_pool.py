@@ -28,20 +28,19 @@ class ConnectionPool:
         shared_state: SharedConnectionState,
         recorder: RequestRecorder,
         handle: Callable[[Connection], None],
-        max_body_bytes: int,
-        connection_class: Callable[..., Connection] = Connection,
+        limits: RequestLimits,
+        new_connection: Callable[..., Connection] = Connection,
     ) -> None:
         """Create a pool; `handle` is called with each connection that has received a complete request."""
-        self._connection_class = connection_class
+        self._new_connection = new_connection
         self.loop = loop
         self.shared_state = shared_state
         self.recorder = recorder
         self.handle = handle
-        self.max_body_bytes = max_body_bytes
+        self.limits = limits  #: of subsequent requests
         self.exchanges: ExchangeWriter | None = None  #: records requests of connections that are added later
         self.answers_folder: Path | None = None  #: of digests of answers; None: they are not compared
         self._answers: AnswerDigests | None = None
-        self.cancels_calls = True  #: a call is cancelled if its client disconnects
         self.buffer = memoryview(bytearray(READ_BYTES))
         #: The least recently served first: they are the first to be read when a slot is free again.
         self._connections: dict[Connection, None] = {}
@@ -50,10 +49,10 @@ class ConnectionPool:
         self._on_release: Callable[[Connection], None] | None = None
         self._clocks: dict[str, GatewayClock] = {}  #: by the address of the gateway
 
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent requests."""
-        self.max_body_bytes = limits.max_body_bytes
-        self.cancels_calls = limits.on_disconnect != "finish"
+    @property
+    def cancels_calls(self) -> bool:
+        """Return whether a call is cancelled if its client disconnects."""
+        return self.limits.on_disconnect != "finish"
 
     def add(
         self,
@@ -64,7 +63,7 @@ class ConnectionPool:
     ) -> None:
         """Serve a connection; with `once`, close it after one response."""
         sock.setblocking(False)
-        connection = self._connection_class(sock, index, self, self._clock_of(sock), on_close)
+        connection = self._new_connection(sock, index, self, self._clock_of(sock), on_close)
         if once:
             connection.close_after_response()
         self._connections[connection] = None

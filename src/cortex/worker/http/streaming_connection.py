@@ -94,8 +94,8 @@ class StreamingConnection(Connection):
         if self._refused or self.call is None:
             return
         self._body_bytes += len(data)
-        if self._body_bytes > self._pool.max_body_bytes:
-            self._fail(413, f"the request body is larger than {self._pool.max_body_bytes} bytes")
+        if self._body_bytes > self._pool.limits.max_body_bytes:
+            self._fail(413, f"the request body is larger than {self._pool.limits.max_body_bytes} bytes")
             return
         self._body.append(data)
         if self._request is not None and self._body_bytes <= MAX_BODY_BYTES:

@@ -30,9 +30,10 @@ from cortex.worker.http.cancellation import CLIENTS
 from cortex.worker.http.connection import Connection
 from cortex.worker.monitoring.metrics import BatchRecorder
 from cortex.worker.monitoring.request_log import write_log
+from cortex.worker.request_server import blocked_grace_ns
 from cortex.worker.requests.batch_timing import BatchTiming
 from cortex.worker.requests.calls import Arguments, Caller, FailedCall, Outcome
-from cortex.worker.requests.runner import Runner, blocked_grace_ns
+from cortex.worker.requests.runner import Runner
 from cortex.worker.spec import ReplicaSpec
 
 #: Keys of `batch_key` that are remembered while requests wait.

@@ -26,27 +26,25 @@ from typing import TYPE_CHECKING
 from cortex.errors import type_name
 from cortex.payloads.content_encoding import content_coding, decode_body
 from cortex.payloads.inference_protocol import JSON_LENGTH_HEADER
+from cortex.payloads.signature import ApiSignature
 from cortex.payloads.validation import BadBody
-from cortex.predictor.binding import BoundMethod
+from cortex.predictor.binding import BoundMethod, Kind
 from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.user_forks import await_ending_forks
 from cortex.worker.http.background_tasks import BackgroundTasks
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.responses import Header
-from cortex.worker.monitoring.metrics import BatchRecorder, MetricFile, RequestRecorder
+from cortex.worker.monitoring.metrics import BatchRecorder
+from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
 from cortex.worker.requests.calls import Caller, CompletedCall, FailedCall, Outcome, UnfinishedCall
 from cortex.worker.requests.inference_batching import InferenceCaller, joined_method
 from cortex.worker.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
-from cortex.worker.requests.payload import JSON, encode_json
-from cortex.worker.requests.runner import Runner, blocked_grace_ns
+from cortex.worker.requests.payload import JSON, encode_json, make_headers
+from cortex.worker.requests.runner import Runner
 from cortex.worker.requests.streaming import ResponseStream, annotated_media_type, open_response
-from cortex.worker.shared_state import SharedConnectionState
-from cortex.worker.spec import ReplicaSpec, RequestLimits
 
 if TYPE_CHECKING:
-    from cortex.worker.monitoring.spans import Tracing
     from cortex.worker.monitoring.tracker import PredictionTracker
     from cortex.worker.requests.routes import RouteRequests
 
@@ -62,57 +60,43 @@ _MAX_DIGITS = 19
 QueuedCall = tuple[Connection, BoundMethod, int]  #: with its deadline
 
 
-class MethodServer:
+class MethodServer(RequestServer):
     """Handles the requests of one process, on the event-loop thread except for `_…_on_thread`."""
 
-    def __init__(
-        self,
-        spec: ReplicaSpec,
-        predictor: BoundPredictor,
-        runner: Runner,
-        loop: asyncio.AbstractEventLoop,
-        shared_state: SharedConnectionState,
-        slots: int,
-        file: MetricFile | None,
-        tracker: PredictionTracker | None = None,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """Create the application and its connection pool; `slots` is how many calls may run at once."""
-        self._tracing = tracing
+    def __init__(self, context: WorkerContext, predictor: BoundPredictor, runner: Runner) -> None:
+        spec, file, tracker = context.spec, context.file, _open_tracker(context)
         inference = InferenceRoutes(spec, predictor.inference_models, tracker)
         self._below: InferenceRoutes | RouteRequests = inference  #: accepts requests at paths below the endpoint
-        connection_class: Callable[..., Connection] = Connection
+        new_connection: Callable[..., Connection] = Connection
         if predictor.routes:
             from cortex.worker.requests import routes  # noqa: PLC0415 - only for classes with routes
 
             self._below = routes.RouteRequests(predictor.routes, inference)
-            connection_class = routes.routed_connections(predictor.routes, file)
-        self.connections = ConnectionPool(
-            loop, shared_state, RequestRecorder(file), self.handle, spec.max_body_bytes, connection_class
-        )
-        self.configure(spec.limits)
+            new_connection = routes.routed_connections(predictor.routes, file)
+        super().__init__(context, new_connection)
         if tracker is None and spec.metrics_dir:
             self.connections.answers_folder = Path(spec.metrics_dir)
         self._predictor = predictor
         self._methods = predictor.methods
         self._caller = Caller(spec.api, predictor, tracker)
         self._runner = runner
-        self._loop = loop
-        self._slots = slots
+        self.shares_loop = bool(call_kinds(predictor) & SHARING_LOOP)
+        self._call_slots = max(spec.threads, spec.max_concurrency) if self.shares_loop else spec.threads
         self._running = 0  #: calls that occupy a slot
         self._suspended = 0  #: generators on threads that wait for slow clients, and occupy neither slot nor thread
         self._threads = spec.threads
         self._on_threads = 0  #: calls that are on a thread, or about to be
         self._queue: deque[QueuedCall] = deque()  #: for a slot
         self._thread_queue: deque[QueuedCall] = deque()  #: likewise, and for a thread
-        self._background = BackgroundTasks(loop, spec.threads)
+        self._background = BackgroundTasks(self.loop, spec.threads)
         self._batched = batched_method(spec, predictor)
         recorder, numbers = BatchRecorder(file), itertools.count(1)
 
         def batcher(caller: Caller, method: BoundMethod) -> RequestBatcher:
             key = predictor.batch_key if method is self._batched else None
-            calls = BatchCaller(caller, method, lambda: self.timeout_s, numbers, key)
-            return RequestBatcher(spec, calls, runner, loop, recorder, self._settle_batched, lambda: self._running == 0)
+            calls = BatchCaller(caller, method, lambda: self.limits.timeout_s, numbers, key)
+            settle = self._settle_batched
+            return RequestBatcher(spec, calls, runner, self.loop, recorder, settle, lambda: self._running == 0)
 
         self._decoders: ThreadPoolExecutor | None = None
         if self._batched is not None:
@@ -121,18 +105,24 @@ class MethodServer:
         self._tensor_batcher: RequestBatcher | None = None
         if (joined := joined_method(spec, predictor, inference)) is not None:
             self._tensor_batcher = batcher(InferenceCaller(spec.api, predictor, inference), joined)
+        batches = self._batched is not None or self._tensor_batcher is not None
+        # While a batch runs, the requests of the next batch have to arrive, so that its size is known in time.
+        self.slots = max(self._call_slots, (spec.threads + 1) * spec.max_batch_size if batches else 0)
+        if any(method.needs_headers or method.needs_query_params for method in predictor.all_methods):
+            make_headers(())  # imports starlette, which would delay the first request
 
-    def configure(self, limits: RequestLimits) -> None:
-        """Set the limits of subsequent requests."""
-        self.connections.configure(limits)
-        self.timeout_s = limits.timeout_s
-        self._timeout_ns = int(limits.timeout_s * 1e9)
-        self._grace_ns = blocked_grace_ns(limits.timeout_s)
+    def signature(self) -> ApiSignature:
+        """Return the methods, and the models that are always loaded."""
+        return self._predictor.signature
 
-    @property
-    def batches(self) -> bool:
-        """Return whether one call may answer several requests."""
-        return self._batched is not None or self._tensor_batcher is not None
+    def run(self) -> None:
+        """Serve until `stop`, then wait for background tasks."""
+        self._runner.run()
+        self.shutdown()
+
+    def stop(self) -> None:
+        """Make `run` return after the calls already submitted."""
+        self._runner.stop()
 
     def shutdown(self) -> None:
         """Wait for background tasks."""
@@ -148,7 +138,7 @@ class MethodServer:
             self._decode(connection)
             return
         now_ns = time.monotonic_ns()
-        connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns)
+        connection.arrived_ns = arrived_ns = now_ns - min(connection.gateway_wait_ns(now_ns), self.timeout_ns)
         if self._tracing is not None:
             connection.span = self._tracing.start_request(connection, now_ns)
         verb = connection.method
@@ -166,15 +156,15 @@ class MethodServer:
             if method is None:
                 return
             if self._tensor_batcher is not None and method.signature is INFERENCE:
-                self._batch(self._tensor_batcher, method, connection, arrived_ns + self._timeout_ns, now_ns)
+                self._batch(self._tensor_batcher, method, connection, arrived_ns + self.timeout_ns, now_ns)
                 return
         elif method is None or connection.requests_info:
             self._respond_without_method(connection, verb)
             return
-        deadline_ns = arrived_ns + self._timeout_ns
+        deadline_ns = arrived_ns + self.timeout_ns
         if method is self._batched:
             self._batch(self._batcher, self._single, connection, deadline_ns, now_ns)
-        elif self._running < self._slots and (self._on_threads < self._threads or method.kind in SHARING_LOOP):
+        elif self._running < self._call_slots and (self._on_threads < self._threads or method.kind in SHARING_LOOP):
             self._start(connection, method, deadline_ns, now_ns)
         else:
             connection.queue(deadline_ns)
@@ -193,10 +183,10 @@ class MethodServer:
         except BadBody as error:
             connection.respond_error(error.status, str(error), error.headers)
             return
-        connection.queue(now_ns - min(connection.gateway_wait_ns(now_ns), self._timeout_ns) + self._timeout_ns)
+        connection.queue(now_ns - min(connection.gateway_wait_ns(now_ns), self.timeout_ns) + self.timeout_ns)
         if self._decoders is None:
             self._decoders = ThreadPoolExecutor(1, "body-decoder")
-        max_bytes = self.connections.max_body_bytes
+        max_bytes = self.limits.max_body_bytes
         self._decoders.submit(self._decode_on_thread, connection, connection.body, coding, max_bytes, json_length)
 
     def _decode_on_thread(
@@ -246,11 +236,11 @@ class MethodServer:
 
     def _start(self, connection: Connection, method: BoundMethod, deadline_ns: int, now_ns: int) -> None:
         if deadline_ns <= now_ns:
-            connection.respond_error(504, f"timed out after {self.timeout_s:g} s, before it could run")
+            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
             return
         self._running += 1
         if method.kind in ("async", "async_generator"):
-            connection.begin(deadline_ns + self._grace_ns)
+            connection.begin(deadline_ns + self.grace_ns)
             connection.started_ns = now_ns
             outcome = self._caller.call(connection, method)
             self._settle(connection, outcome, deadline_ns)
@@ -264,7 +254,7 @@ class MethodServer:
             connection.begin(deadline_ns)
             self.connections.move_to_end(connection)
             self._on_threads += 1
-            if self._running >= self._slots:
+            if self._running >= self._call_slots:
                 self.connections.set_paused(True)
             self._runner.submit(partial(self._call_on_thread, connection, method, deadline_ns))
 
@@ -304,7 +294,7 @@ class MethodServer:
             self._on_threads += 1
             self._runner.submit(partial(self._stream_on_thread, connection, outcome))
         else:
-            connection.task = self._loop.create_task(self._finish(connection, outcome, deadline_ns))
+            connection.task = self.loop.create_task(self._finish(connection, outcome, deadline_ns))
 
     def _settle_batched(self, connection: Connection, outcome: Outcome) -> None:
         self._running += 1
@@ -336,7 +326,7 @@ class MethodServer:
         self._on_threads -= 1
         self._suspended += 1
         self._free_slot()
-        self._loop.create_task(self._resume(connection, outcome, stream, thread))
+        self.loop.create_task(self._resume(connection, outcome, stream, thread))
 
     async def _resume(
         self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int
@@ -386,7 +376,7 @@ class MethodServer:
                 result = await await_ending_forks(unfinished.value)
         except TimeoutError as error:
             if limit.expired():
-                return FailedCall(504, f"timed out after {self.timeout_s:g} s")
+                return FailedCall(504, f"timed out after {self.limits.timeout_s:g} s")
             return self._caller.fail(connection, unfinished.method, error)
         except asyncio.CancelledError as error:
             if not connection.open:
@@ -424,8 +414,8 @@ class MethodServer:
         return ResponseStream(
             connection,
             self._runner,
-            self._timeout_ns,
-            self._grace_ns,
+            self.timeout_ns,
+            self.grace_ns,
             partial(self._caller.log_error, connection),
             partial(self._caller.refuse, connection),
             status,
@@ -450,12 +440,12 @@ class MethodServer:
         self._running -= 1
         if self._queue or self._thread_queue:
             self._start_queued()
-        if self.connections.is_paused and self._running < self._slots:
+        if self.connections.is_paused and self._running < self._call_slots:
             self.connections.set_paused(False)
 
     def _start_queued(self) -> None:
         """Start requests that wait for a slot, and those that wait for a thread if one is free."""
-        while self._running < self._slots:
+        while self._running < self._call_slots:
             has_thread = self._on_threads < self._threads
             queue = self._thread_queue if has_thread and self._thread_queue else self._queue
             if not queue:
@@ -465,10 +455,17 @@ class MethodServer:
                 self._start(waiting, method, deadline_ns, time.monotonic_ns())
 
 
-def call_slots(spec: ReplicaSpec, predictor: BoundPredictor) -> int:
-    """Return how many calls of a process may run at once: one per thread, or more on the event loop."""
-    kinds = {method.kind for method in predictor.all_methods} | inference_kinds(predictor.inference_models)
-    return max(spec.threads, spec.max_concurrency) if kinds & SHARING_LOOP else spec.threads
+def call_kinds(predictor: BoundPredictor) -> set[Kind]:
+    """Return the kinds of all methods of a class, and of its models."""
+    return {method.kind for method in predictor.all_methods} | inference_kinds(predictor.inference_models)
+
+
+def _open_tracker(context: WorkerContext) -> PredictionTracker | None:
+    if context.spec.tracker_type is None or context.file is None:
+        return None
+    from cortex.worker.monitoring.tracker import PredictionTracker  # noqa: PLC0415 - other APIs start faster
+
+    return PredictionTracker(context.spec, context.file)
 
 
 def _respond_failed(connection: Connection, failed: FailedCall) -> None:

@@ -25,19 +25,9 @@ QUICK_CALLS = 64
 #: Weight of the newest call in the average: 1/8.
 _AVERAGE_SHIFT = 3
 
-#: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
-_BLOCKED_S = 5.0
-#: The event loop cancels a late call before the supervisor ends the process, however short the timeout is.
-_GRACE_NS = 250_000_000
-
 RunnerTask = Callable[[], None]
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
-
-
-def blocked_grace_ns(timeout_s: float) -> int:
-    """Return how long after the deadline of a call on the event loop the supervisor ends the process as blocked."""
-    return int(min(timeout_s, _BLOCKED_S) * 1e9) + _GRACE_NS
 
 
 class Runner:
