@@ -25,6 +25,7 @@ from cortex.jobs.http import wire
 from cortex.jobs.spec import Assignment, ExchangeReply, RenewalReply, StopSignal
 from cortex.processes.backoff import Backoff
 from cortex.processes.http import UnixHttpConnection
+from cortex.worker.jobs.client_states import ClientEvent, ClientState, state_after
 from cortex.worker.jobs.shared_state import SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
 from cortex.worker.monitoring.request_log import write_log
@@ -94,18 +95,12 @@ class LeaseClient:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="cortex-jobs", daemon=True)
         self._changed = threading.Condition()
-        self._is_ending = False
-        self._main_is_done = False
-        self._is_idle = False  #: the main thread waits for work
+        self._state = ClientState.JOINING
         self._job: Assignment | None = None
         self._failures = 0  #: requests in a row that failed
-        self._is_open = False  # the user's object has been constructed
-        self._is_over = False
         self._lease_sizer = LeaseSizer()
         self._queue: deque[ActiveLease] = deque()
         self._held: dict[str, ActiveLease | CompletionHook] = {}
-        self._current: ActiveLease | None = None
-        self._queue_was_empty = False
         self._may_request_at = 0.0
         self._renew_at = 0.0
         self._hook: CompletionHook | None = None
@@ -122,36 +117,33 @@ class LeaseClient:
     @property
     def is_ending(self) -> bool:
         """Return whether the current batch is the last one."""
-        return self._is_ending
+        return self._state in (ClientState.ENDING, ClientState.FINISHED)
 
     def wait_for_job(self) -> Assignment | None:
         """Wait for the job; return None if this process has to end."""
         with self._changed:
-            while self._job is None and not self._is_ending:
+            while self._state is ClientState.JOINING:
                 self._changed.wait()
-            return None if self._is_ending else self._job
+            return None if self.is_ending else self._job
 
     def open(self) -> None:
         """Allow leases, after the user's object has been constructed."""
-        with self._changed:
-            self._is_open = True
-            self._is_idle = True
-            self._changed.notify_all()
+        self._handle(ClientEvent.CONSTRUCTED)
 
     def next_task(self) -> ActiveLease | CompletionHook | None:
         """Wait for a lease or the completion hook; return None once the job has no more work."""
+        self._handle(ClientEvent.LEASE_DONE)
         with self._changed:
-            self._is_idle = True
-            self._changed.notify_all()
-            while not self._is_ending:
+            while not self.is_ending:
                 if self._queue:
-                    self._current = self._queue.popleft()
-                    self._is_idle = self._queue_was_empty = False
-                    return self._current
+                    work = self._queue.popleft()
+                    is_quick = self._lease_sizer.is_quick(len(work.lease.batches))
+                    self._handle(ClientEvent.QUICK_LEASE if is_quick else ClientEvent.SLOW_LEASE)
+                    return work
                 if self._hook is not None and self._hook_done is None:
-                    self._is_idle = False
+                    self._handle(ClientEvent.SLOW_LEASE)
                     return self._hook
-                if self._is_over:
+                if self._state is ClientState.JOB_OVER:
                     break
                 self._changed.wait()
             return None
@@ -163,7 +155,7 @@ class LeaseClient:
         with self._changed:
             if self._reports.note(done, self._clock()):
                 self._changed.notify_all()
-            while self._reports.waiting_bytes > MAX_WAITING_BYTES and not self._is_ending:
+            while self._reports.waiting_bytes > MAX_WAITING_BYTES and not self.is_ending:
                 self._changed.wait()
 
     def work_done(self, batches: int, seconds: float) -> None:
@@ -180,18 +172,21 @@ class LeaseClient:
 
     def stop(self) -> None:
         """Make `wait_for_job` and `next_task` return None, so that the process ends after the current batch."""
-        with self._changed:
-            self._is_ending = True
-            self._changed.notify_all()
+        self._handle(ClientEvent.STOPPED)
         self._connection.interrupt()
 
     def finish(self) -> None:
         """Send the remaining reports, within about a second."""
         self.stop()
-        with self._changed:
-            self._main_is_done = True
-            self._changed.notify_all()
+        self._handle(ClientEvent.FINISHED)
         self._thread.join(2 * _LAST_REPORT_S)
+
+    # Both threads.
+
+    def _handle(self, event: ClientEvent) -> None:
+        with self._changed:
+            self._state = state_after(self._state, event)
+            self._changed.notify_all()
 
     # The thread.
 
@@ -213,7 +208,7 @@ class LeaseClient:
         os._exit(1)
 
     def _join(self) -> None:
-        while not self._is_ending:
+        while not self.is_ending:
             asked_at = self._clock()
             try:
                 answer = wire.parse_joined(
@@ -231,18 +226,18 @@ class LeaseClient:
                 with self._changed:
                     self._shared_state.enter_job(answer.job_id, answer.lease_s)
                     self._job = answer
-                    self._changed.notify_all()
+                    self._handle(ClientEvent.ASSIGNED)
                 return
 
     def _work(self) -> None:
-        """Make requests for the main thread until the job is over for this worker, or the process ends."""
+        """Make requests for the main thread until it has finished."""
         while (step := self._next_step()) is not None:
             step()
 
     def _next_step(self) -> Callable[[], None] | None:
-        """Wait until a request is due; return the method that sends it, None once the job has ended."""
+        """Wait until a request is due; return the method that sends it, None once the main thread has finished."""
         with self._changed:
-            while not self._main_is_done:
+            while self._state is not ClientState.FINISHED:
                 now = self._clock()
                 if self._must_renew or (self._held and now >= self._renew_at):
                     return self._renew
@@ -251,11 +246,9 @@ class LeaseClient:
                 if self._hook_done is not None:
                     return self._report_hook
                 due_at = self._reports.due_at
-                if self._wants_lease(now) or (due_at is not None and (self._is_idle or now >= due_at)):
+                is_idle = self._state is ClientState.IDLE
+                if self._wants_lease(now) or (due_at is not None and (is_idle or now >= due_at)):
                     return self._exchange
-                is_finished = self._is_idle and not self._queue and self._reports.is_empty
-                if is_finished and (self._is_ending or self._is_over):
-                    return None
                 times = [self._renew_at] if self._held else []
                 times += [] if due_at is None else [due_at]
                 times += [self._may_request_at] if self._may_request_at > now else []
@@ -263,14 +256,10 @@ class LeaseClient:
             return None
 
     def _wants_lease(self, now: float) -> bool:
-        if not self._is_open or self._is_over or self._is_ending or self._queue or self._hook is not None:
+        if self._queue or self._hook is not None:
             return False
-        if self._is_idle:
-            return now >= self._may_request_at
-        current = self._current
-        return (
-            not self._queue_was_empty and current is not None and self._lease_sizer.is_quick(len(current.lease.batches))
-        )
+        is_due = self._state is ClientState.IDLE and now >= self._may_request_at
+        return is_due or self._state is ClientState.FETCHING_AHEAD
 
     def _exchange(self) -> None:
         """Send reports, and request a lease if one is wanted."""
@@ -280,7 +269,7 @@ class LeaseClient:
             wants = not self._reports.unanswered and self._wants_lease(now)
             outgoing = self._reports.collect()
             # No long poll while more reports wait than one body holds.
-            wait_s = _WAIT_S if wants and self._is_idle and self._reports.due_at is None else 0.0
+            wait_s = _WAIT_S if wants and self._state is ClientState.IDLE and self._reports.due_at is None else 0.0
             batches = self._lease_sizer.batches if wants else 0
         reports = tuple(item.report() for item in outgoing)
         asked = wire.ExchangeRequest(self._pid, self._job.job_id, reports, batches, _LEASE_BYTES, wait_s)
@@ -330,12 +319,13 @@ class LeaseClient:
             self._add_held(answer.lease.token, work := ActiveLease(answer.lease), now)
             self._queue.append(work)
         else:
-            self._queue_was_empty = True
+            self._handle(ClientEvent.NOTHING_LEASED)
             self._may_request_at = asked_at + _PAUSE_S if waited_s else 0.0
         if answer.hook is not None:
             self._hook = CompletionHook(answer.hook)
             self._add_held(answer.hook, self._hook, now)
-        self._is_over = self._is_over or (answer.is_done and answer.hook is None)
+        if answer.is_done and answer.hook is None:
+            self._handle(ClientEvent.JOB_OVER)
 
     def _add_held(self, token: str, what: ActiveLease | CompletionHook, now: float) -> None:
         assert self._job is not None
@@ -378,14 +368,10 @@ class LeaseClient:
             self._held.pop(self._hook_done.token, None)
             self._shared_state.set_tokens(self._held)
             self._hook = self._hook_done = None
-            self._is_over = True
-            self._changed.notify_all()
+            self._handle(ClientEvent.JOB_OVER)
 
     def _send_last_reports(self) -> None:
         """Send the last reports; batches that cannot be reported now run again on another worker."""
-        with self._changed:
-            while not self._main_is_done:
-                self._changed.wait()
         give_up_at = self._clock() + _LAST_REPORT_S
         while (self._hook_done or not self._reports.is_empty) and self._clock() < give_up_at:
             (self._report_hook if self._hook_done is not None else self._exchange)()
@@ -403,7 +389,7 @@ class LeaseClient:
         """Wait; only the end of the process interrupts it."""
         until = self._clock() + seconds
         with self._changed:
-            while (left := until - self._clock()) > 0 and not self._is_ending:
+            while (left := until - self._clock()) > 0 and not self.is_ending:
                 self._changed.wait(left)
 
 
