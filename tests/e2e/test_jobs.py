@@ -48,16 +48,6 @@ def test_job_by_http(api: BatchApi) -> None:
         assert (unknown.status, unknown.json["message"]) == (404, "unable to find BatchAPI job nothing (batch api)")
 
 
-def test_job_by_the_client(api: BatchApi) -> None:
-    client = api.client
-    job = client.submit_job("batch", {"workers": 1, "item_list": {"items": ["a", "b"], "batch_size": 2}})["job_id"]
-    found = client.wait_job("batch", job)["job_status"]
-    assert found["status"] == "succeeded"
-    assert [each["item"] for line in client.job_results("batch", job) for each in line["result"]] == ["a", "b"]
-    assert job in [each["job_status"]["job_id"] for each in client.list_jobs("batch")]
-    assert client.get_job("batch", job)["api_spec"]["name"] == "batch"
-
-
 def test_uploads_any_number_of_lines(api: BatchApi, tmp_path: Path) -> None:
     items = tmp_path / "items.ndjson"
     items.write_text("".join(f"{number}\n" for number in range(20_000)))
@@ -162,34 +152,16 @@ def test_bad_items_are_isolated_and_their_neighbours_succeed(api: BatchApi) -> N
 
 
 def test_death_of_the_process_counts_as_an_attempt_and_is_reported(api: BatchApi) -> None:
-    job = api.submit([1, {"do": "exit"}, 3, {"do": "null dereference"}], workers=2, max_attempts=2)
-    status = api.ended(job, "completed_with_failures")
-    assert (status["failed_attempts"], status["batch_metrics"]["succeeded"]) == (4, 2)
+    items = [1, {"do": "exit"}, 3, {"do": "null dereference"}, {"do": "sleep", "s": 60}]
+    job = api.submit(items, workers=3, max_attempts=2, batch_timeout=4)
+    status = api.ended(job, "completed_with_failures", timeout_s=60)
+    assert (status["failed_attempts"], status["batch_metrics"]["succeeded"]) == (6, 2)
     letters = {letter["payload"][0]["do"]: letter["error"] for letter in api.dead_letters(job)}
     assert letters == {
         "exit": "the worker's process died: exited with code 3",
         "null dereference": "the worker's process died: segmentation fault (SIGSEGV)",
+        "sleep": "the worker's process died: timed out after 4 s",
     }
-    assert api.returned(job) == [1, 3]
-
-
-def test_batch_that_closes_foreign_descriptors_is_a_dead_letter_or_harmless(api: BatchApi) -> None:
-    job = api.submit([1, {"do": "close descriptors"}, 3, 4], max_attempts=3)
-    wait_until(lambda: (status := api.status(job)["status"]) in ("completed_with_failures", "succeeded") and status, 30)
-    letters = api.dead_letters(job)  # whether the process dies depends on the order of its threads
-    assert [(letter["seq"], letter["error"]) for letter in letters] in (
-        [],
-        [(1, "the worker's process died: exited with code 1")],
-    )
-    assert len(api.returned(job)) == 4 - len(letters)
-    assert {1, 3, 4} <= {value for value in api.returned(job) if isinstance(value, int)}
-
-
-def test_batch_is_ended_at_its_timeout(api: BatchApi) -> None:
-    job = api.submit([1, {"do": "sleep", "s": 60}, 3], max_attempts=1, batch_timeout=4)
-    assert api.ended(job, "completed_with_failures")["failed_attempts"] == 1
-    (letter,) = api.dead_letters(job)
-    assert "timed out after 4 s" in letter["error"]
     assert api.returned(job) == [1, 3]
 
 

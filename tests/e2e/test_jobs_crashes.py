@@ -87,20 +87,6 @@ def test_killed_operator_costs_no_batch_an_attempt(cortex: Installation, api: Ba
     assert len(api.noted(job, "constructed")) == 3
 
 
-@pytest.mark.long
-def test_operator_killed_again_and_again_while_it_accepts_and_completes_jobs(
-    cortex: Installation, api: BatchApi
-) -> None:
-    jobs = []
-    for _ in range(2):
-        jobs.append(api.submit(slow_items(60), workers=2))
-        pause(0.3)
-        kill_operator(cortex)
-        cortex.up()
-    for job in jobs:
-        check_whole(api, job, 60)
-
-
 def test_killed_workers_cost_the_batches_inside_them_an_attempt(cortex: Installation, api: BatchApi) -> None:
     job = api.submit(slow_items(), workers=3, max_attempts=10)
     for round_ in range(6):
@@ -117,19 +103,6 @@ def test_killed_supervisors_of_workers_are_replaced(cortex: Installation, api: B
     progress(api, job, 20)
     for pid in cortex.pids(api.name):
         os.kill(os.getsid(pid), signal.SIGKILL)
-    check_whole(api, job)
-
-
-@pytest.mark.long
-def test_power_cut_loses_nothing_that_was_acknowledged(cortex: Installation, api: BatchApi) -> None:
-    job = api.submit(slow_items(), workers=3, max_attempts=10)
-    for round_ in range(2):
-        progress(api, job, 30 * (round_ + 1))
-        recorded = {line["seq"]: line for line in api.results(job)}
-        kill_everything(cortex)
-        cortex.up()
-        again = {line["seq"]: line for line in api.results(job)}
-        assert recorded.items() <= again.items()
     check_whole(api, job)
 
 
@@ -180,20 +153,6 @@ def test_completion_hook_whose_constructor_fails_after_a_crash_is_a_worker_error
     message = api.ended(job, "worker_error")["message"]
     assert message == "on_job_complete can't run, because no worker can start: RuntimeError: no weights"
     assert len(api.noted(job, "constructed")) == 4
-
-
-@pytest.mark.long
-def test_next_operator_completes_a_job_after_all_processes_are_killed(cortex: Installation, api: BatchApi) -> None:
-    job = api.submit(slow_items(30), workers=1)
-    progress(api, job, 2)
-    kill_operator(cortex)
-    progress(api, job, 5)
-    for process in processes(cortex):
-        with suppress(psutil.NoSuchProcess):  # workers may end with their supervisors
-            if "haproxy" not in process.name():
-                process.kill()
-    cortex.up()
-    check_whole(api, job, 30)
 
 
 @pytest.mark.long
@@ -249,14 +208,3 @@ def processes(cortex: Installation) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
-
-
-def kill_everything(cortex: Installation) -> None:
-    """Kill all of them; they are stopped first, so that none observes the death of another."""
-    every = processes(cortex)
-    assert len(every) >= 4
-    for sent in (signal.SIGSTOP, signal.SIGKILL):
-        for process in every:
-            with suppress(psutil.NoSuchProcess):  # it has just ended by itself
-                process.send_signal(sent)
-    psutil.wait_procs(every, 10)

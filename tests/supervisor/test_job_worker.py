@@ -94,17 +94,6 @@ def test_a_worker_that_dies_in_a_batch_is_reported_and_replaced(item: str, words
         assert worker.replica.status().processes[0].restarts == 1
 
 
-def test_a_worker_killed_in_a_batch_is_reported_and_replaced() -> None:
-    with running_job_worker(HANDLER) as worker:
-        job = worker.submit([["sleep"], [1]])
-        worker.wait_for(lambda: "asleep" in worker.log())
-        os.kill(worker.replica.pid, signal.SIGKILL)
-        assert wait_death(worker).inside == "job-1:0"
-        worker.operator.give_back(job, fail=[0])
-        worker.wait_over(job)
-        assert job.succeeded == [1]
-
-
 def test_a_death_after_a_batch_names_that_batch() -> None:
     with running_job_worker(HANDLER) as worker:
         job = worker.submit([[0], ["close descriptors"]])

@@ -179,20 +179,6 @@ async def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home
         assert "2 of 2 batches succeeded" in made.log(job)
 
 
-async def test_a_job_whose_batch_fails_too_often_completes_with_failures(home: Home) -> None:
-    async with scene(home) as made:
-        job = await made.submit(1, 2, max_attempts=1)
-        worker = await made.worker()
-        lease = (await made.exchange(worker, job)).lease
-        assert lease is not None
-        failed = BatchFailure(0, "ValueError: bad item")
-        await made.exchange(worker, job, Report(lease.token, 1, (failed,)), batches=0)
-        await made.complete(worker, job)
-        record = await made.over(job)
-        assert record.status is JobStatus.COMPLETED_WITH_FAILURES
-        assert record.message == "1 of 2 batches are dead letters"
-
-
 async def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(home: Home) -> None:
     async with scene(home) as made:
         job = await made.submit(1)
@@ -214,38 +200,6 @@ async def test_a_batch_inside_a_process_that_died_is_leased_to_the_next_process(
         await made.exchange(worker, job, Report(second.token, 0), pid=2, batches=0)
         await made.complete(worker, job, pid=2)
         assert (await made.over(job)).status is JobStatus.SUCCEEDED
-
-
-async def test_a_worker_that_vanished_is_replaced(home: Home) -> None:
-    async with scene(home) as made:
-        await made.submit(1)
-        lost = await made.worker()
-        made.engine.end(lost)
-        assert await made.worker() != lost
-
-
-async def test_a_stopped_job_ends_at_once_and_its_worker_is_stopped(home: Home) -> None:
-    async with scene(home) as made:
-        job = await made.submit(1)
-        worker = await made.worker()
-        lease = (await made.exchange(worker, job)).lease
-        assert lease is not None
-        await made.service.stop("sum", job.id)
-        assert (await made.over(job)).status is JobStatus.STOPPED
-        await until(lambda: worker in made.engine.stopped)
-        answer = await made.exchange(worker, job, Report(lease.token, 0))
-        assert (answer.lease, answer.lost, answer.stop) == (None, (lease.token,), True)
-        with pytest.raises(ConflictError, match="already been stopped"):
-            await made.service.stop("sum", job.id)
-
-
-async def test_a_job_is_ended_after_its_timeout(home: Home) -> None:
-    async with scene(home) as made:
-        job = await made.submit(1, timeout_s=60)
-        await made.worker()
-        made.advance(60)
-        record = await made.over(job)
-        assert (record.status, record.message) == (JobStatus.TIMED_OUT, "timed out after 60 s")
 
 
 async def test_a_job_whose_worker_can_not_start_fails_with_the_reason(home: Home) -> None:
