@@ -1,13 +1,13 @@
-"""Deaths of user code and of the gateway, and timeouts, through a real installation.
+"""Deaths of user code and slow clients, through a real installation.
 
 Under load: updates and kills of the operator are in `tests/operator/test_main.py`, kills of supervisors in
-`test_killed_supervisors.py`, kills of workers in `test_numbers.py`.
+`test_killed_supervisors.py`, kills of workers in `test_numbers.py`. Kills of the gateway are in
+`tests/gateway/test_gateway_recovery.py`; calls that are stuck, and limits that change, in
+`tests/supervisor/test_supervisor.py`.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +36,6 @@ HANDLER = """
                 open(payload["started"], "w").close()
                 while not os.path.exists(payload["end"]):
                     time.sleep(0.01)
-            elif do == "stuck in C":
-                ctypes.PyDLL(None).sleep(3600)
             elif do == "allocate":
                 for _ in range(100):
                     self.hoard.append(b"x" * 10_000_000)
@@ -91,33 +89,6 @@ def test_deaths_in_requests_fail_these_requests_alone(cortex: Installation, tmp_
     all_answered(summary)
 
 
-def test_killed_gateway_is_restarted(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "fronted")
-    killed = cortex.status()["gateway"]["pid"]
-    os.kill(killed, signal.SIGKILL)
-
-    def is_restarted() -> bool:
-        gateway = cortex.status()["gateway"]  # a worker of the killed one may answer for another moment
-        try:
-            return gateway and gateway["pid"] != killed and cortex.post("/fronted", {}).status == 200
-        except OSError:
-            return False
-
-    wait_until(is_restarted, timeout_s=20)
-
-
-def test_changed_timeout_reaches_running_replicas_without_a_restart(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "patient", replicas=1)
-    before = cortex.pids("patient")
-    with cortex.load("/patient", 200) as summary:
-        deploy(cortex, tmp_path, "patient", replicas=1, timeout="4s")
-        assert cortex.pids("patient") == before
-        pause(0.5)
-    all_answered(summary)
-    reply = cortex.post("/patient", {"do": "sleep", "s": 30})
-    assert (reply.status, reply.json["error"]) == (504, "timed out after 4 s")
-
-
 def test_no_call_waits_behind_a_long_one_while_another_replica_is_idle(cortex: Installation, tmp_path: Path) -> None:
     deploy(cortex, tmp_path, "uneven", replicas=2)
     started, end = tmp_path / "started", tmp_path / "end"
@@ -140,32 +111,3 @@ def test_timeout_of_a_slow_upload_starts_at_its_end(cortex: Installation, tmp_pa
         client.sendall(body[10:])
         client.settimeout(60)
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
-
-
-def test_stuck_calls_time_out_one_by_one_and_never_exceed_the_limit(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "stuck", replicas=1, timeout="1s")
-    answers: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(cortex.post("/stuck", {"do": "stuck in C"})), daemon=True)
-        for _ in range(60)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {answer.status for answer in answers} == {504}
-    # The documentation has the exact figure; this only detects that they wait for each other, which takes a minute.
-    assert max(answer.seconds for answer in answers) < 40
-    wait_until(lambda: cortex.post("/stuck", {}).status == 200)
-
-
-def test_a_rollback_under_load_fails_no_request(cortex: Installation, tmp_path: Path) -> None:
-    deploy(cortex, tmp_path, "returned", replicas=1)
-    before = cortex.pids("returned")
-    (tmp_path / "data").write_text("1")
-    deploy(cortex, tmp_path, "returned", replicas=1)
-    with cortex.load("/returned", 200) as summary:
-        assert "files removed: data" in cortex.cortex("rollback", "returned").stdout
-        pause(0.5)
-    all_answered(summary)
-    assert not cortex.pids("returned") & before

@@ -92,15 +92,3 @@ def test_deploy_call_inspect_update_and_delete(cortex: Installation, tmp_path: P
     cortex.cortex("delete", "echo", "-f")
     assert cortex.post("/moved", {}).status == 404
     assert cortex.cortex("get", "echo", check=False).returncode == 1
-
-
-def test_invalid_update_leaves_the_running_version_alone(cortex: Installation, tmp_path: Path) -> None:
-    write_project(tmp_path, HANDLER, CONFIG.replace("echo", "safe"))
-    cortex.cortex("deploy", tmp_path)
-    (tmp_path / "cortex.yaml").write_text((tmp_path / "cortex.yaml").read_text().replace("handler.py", "handlr.py"))
-    done = cortex.cortex("deploy", tmp_path, check=False)
-    assert done.returncode == 2
-    assert "cortex.yaml:6:11" in done.stderr or "cortex.yaml:6:" in done.stderr
-    assert "handler.py" in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert cortex.post("/safe", {}).status == 200

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +29,6 @@ def pids(operator: RunningOperator) -> set[int]:
 
 def counts(operator: RunningOperator, group: str = "updated") -> dict[str, Any]:
     return operator.api()["status"]["replica_counts"][group]
-
-
-def test_a_deployed_api_answers_and_a_deleted_one_is_gone(operator: RunningOperator) -> None:
-    assert operator.deploy(config())[0]["message"] == "creating iris (RealtimeAPI)"
-    answer = operator.wait()
-    assert answer["status"]["status_code"] == "live"
-    assert answer["endpoint"] == f"http://127.0.0.1:{operator.gateway_port}/iris"
-    assert operator.predict({})[1]["answer"] == "one"
-    assert operator.call("DELETE", "/v1/apis/iris")[1]["message"] == "deleting iris"
-    wait_until(lambda: not operator.replicas(), message="replicas gone")
-    wait_until(lambda: operator.predict({})[0] == 404, message="route gone")
-    assert operator.call("GET", "/v1/apis/iris")[0] == 404
-    wait_until(lambda: not list(operator.home.projects_dir.iterdir()), message="project deleted")
 
 
 def test_an_operator_whose_command_ends_before_it_permits_the_start_does_nothing(tmp_path: Path) -> None:
@@ -114,28 +98,6 @@ def test_a_broken_update_keeps_the_old_version_and_reports_the_reason(operator: 
     assert load.failures == []
 
 
-def test_an_old_replica_lost_while_the_update_fails_is_replaced(operator: RunningOperator) -> None:
-    operator.deploy(config(replicas=2))
-    operator.wait()
-    operator.deploy(config(replicas=2, answer="two"), BROKEN_HANDLER)
-    assert operator.wait()["status"]["status_code"] == "error"
-    lost = next(item for item in operator.replicas() if item["state"] == "ready")
-    os.kill(lost["supervisor_pid"], signal.SIGKILL)
-    wait_until(lambda: lost["id"] not in {item["id"] for item in operator.replicas()}, message="loss noticed")
-    wait_until(lambda: counts(operator, "stale")["ready"] == 2, message="replaced")
-    assert counts(operator)["failed"] == 1
-
-
-def test_a_broken_first_deploy_reports_the_exception_to_callers_without_its_text(operator: RunningOperator) -> None:
-    operator.deploy(config(), BROKEN_HANDLER)
-    api = operator.wait()
-    assert (api["status"]["status_code"], api["status"]["failure"]["message"]) == ("error", "ValueError: bad weights")
-    status, answer = operator.predict({})
-    name = api["spec"]["name"]
-    message = f"no replica is ready: ValueError while it started; `cortex get {name}` shows why"
-    assert (status, answer["error"]) == (503, message)
-
-
 def test_reports_a_gateway_that_rejects_routes_until_it_accepts_them(operator: RunningOperator) -> None:
     operator.deploy(config())
     assert operator.wait()["status"]["status_code"] == "live"
@@ -198,28 +160,6 @@ def test_a_taken_port_is_a_clear_error(operator: RunningOperator, tmp_path: Any)
     assert f"127.0.0.1:{operator.port}: address already in use" in stderr.decode()
 
 
-@pytest.mark.long
-def test_a_flood_of_idle_connections_blocks_neither_operator_nor_gateway(own_operator: RunningOperator) -> None:
-    operator = own_operator
-    operator.deploy(config())
-    operator.wait()
-    # The next operator adopts the gateway, and needs descriptors to find out whether it runs.
-    operator.end(signal.SIGKILL)
-    operator.start()
-    assert operator.process is not None
-    gateway = operator.call("GET", "/v1/status")[1]["gateway"]["pid"]
-    resource.prlimit(operator.process.pid, resource.RLIMIT_NOFILE, (100, 100))
-    with contextlib.ExitStack() as stack:
-        for _ in range(150):
-            stack.enter_context(socket.create_connection(("127.0.0.1", operator.port)))
-        # Longer than it takes to find that a gateway hangs, which one that can't be asked must not be mistaken for.
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            assert operator.predict({})[0] == 200
-            threading.Event().wait(0.05)  # others want the cores, too
-    assert wait_until(lambda: operator.call("GET", "/v1/status")[1]["gateway"]["pid"] == gateway)
-
-
 def test_idle_connections_are_closed_in_favour_of_new_ones(operator: RunningOperator) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(300):
@@ -236,32 +176,3 @@ def test_the_token_and_the_identity_are_private(operator: RunningOperator) -> No
     assert len(files) > 3
     for file in files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def test_logs_of_all_replicas_are_streamed(operator: RunningOperator) -> None:
-    operator.deploy(config("logged"), BROKEN_HANDLER)
-    operator.wait("logged")
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", operator.port, timeout=20)
-    connection.request("GET", "/v1/apis/logged/logs?follow=true", headers={"authorization": f"Bearer {operator.token}"})
-    response = connection.getresponse()
-    replica = operator.replicas()[0]["id"].rsplit("-", 1)[-1]
-    line = response.readline().decode()
-    assert f" {replica} " in line
-    while "bad weights" not in line:
-        line = response.readline().decode()
-    connection.close()
-
-
-def test_a_deployment_is_changed_as_a_whole(operator: RunningOperator) -> None:
-    functions = "def predict(sample, metadata):\n    return sample\n"
-    item = "- kind: api\n  name: {}\n  predictor: {{path: handler.py}}\n"
-    deployment = "- kind: deployment\n  name: iris\n"
-    both = deployment + item.format("a") + item.format("b")
-    results = operator.deploy(both, functions)
-    assert [result["message"] for result in results] == ["creating a api", "creating b api"]
-    operator.wait("a"), operator.wait("b")
-    results = operator.deploy(deployment + item.format("a"), functions)
-    assert [result["message"] for result in results] == ["a api is up to date", "deleting b api"]
-    assert operator.deploy(deployment + item.format("a"), functions)[0]["message"] == "iris deployment is up to date"

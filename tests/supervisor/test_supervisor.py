@@ -333,14 +333,6 @@ def test_a_constructor_that_raises_is_reported_and_retried() -> None:
         assert shown["restarts"] >= 2
 
 
-def test_an_exit_during_the_start_is_reported() -> None:
-    with running_replica("import os\nos._exit(7)\n") as replica:
-        process = replica.wait_state(ProcessState.BACKING_OFF).processes[0]
-        assert process.failure is not None
-        assert process.failure.message == "the process ended while it started: exited with code 7"
-        assert replica.request({}).json["error"] == f"no replica is ready: {process.failure.message}"
-
-
 def test_each_failed_start_is_reported_with_its_own_cause(tmp_path: Path) -> None:
     source = f"""
         import os, pathlib, signal, time
@@ -388,14 +380,6 @@ def test_a_stop_ends_at_its_deadline() -> None:
         replica.command(command="stop", drain_s=0.3)
         assert replica.process.wait(PATIENCE_S) == 0
         assert inside.result(PATIENCE_S).status == 500
-
-
-def test_each_worker_has_its_own_socket() -> None:
-    with running_replica(HANDLER, processes=2) as replica:
-        replica.wait_ready()
-        pids = {replica.request({}, index=index).json["pid"] for index in (0, 1)}
-        assert pids == {process.pid for process in replica.status().processes}
-        assert len(pids) == 2
 
 
 def test_connections_of_slow_clients_are_reported_as_lent() -> None:
@@ -447,12 +431,6 @@ def test_short_calls_are_reported_until_a_call_takes_long() -> None:
         (Path(replica.spec.run_dir) / "end").touch()
         assert call.result(PATIENCE_S).status == 200
         assert not replica.status().processes[0].has_short_calls
-
-
-def test_output_is_logged_per_process() -> None:
-    with running_replica(HANDLER) as replica:
-        replica.wait_ready()
-        wait_until(lambda: " 0 o constructed" in replica.log())
 
 
 def test_status_is_pushed_after_each_change() -> None:

@@ -248,24 +248,16 @@ class TestOtherModulesOverTcp:
             supervisor.test_a_killed_worker_is_reported_and_replaced,
             supervisor.test_idle_connections_survive_a_worker_death,
             supervisor.test_requests_waiting_in_the_sockets_survive_a_worker_death,
-            supervisor.test_a_call_stuck_in_c_frees_its_slot_at_the_timeout,
-            supervisor.test_a_stop_ends_at_its_deadline,
-            supervisor.test_each_worker_has_its_own_socket,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
     )
     def test_supervisor(self, test: Any) -> None:
         test()
 
-    def test_a_stuck_call_lets_the_calls_on_other_threads_finish(self, tmp_path: Path) -> None:
-        supervisor.test_stuck_call_lets_the_calls_on_other_threads_finish(tmp_path)
-
     @pytest.mark.parametrize(
         "test",
         [
-            rollout.test_a_replica_waits_for_its_first_catalogue,
             rollout.test_a_killed_worker_is_replaced_with_the_same_models,
-            rollout.test_every_worker_of_a_replica_is_replaced,
             rollout.test_a_replica_stops_while_it_waits_for_models,
         ],
         ids=lambda test: test.__name__.removeprefix("test_"),
