@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import json
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -197,127 +193,6 @@ def test_a_canary_that_does_not_start_is_shown_without_requests(cortex: Installa
     assert f"canary:   {shown}\n" in cortex.cortex("get", "tried").stdout
     assert f"\n{shown}; `cortex get tried` shows why\n" in cortex.cortex("get", "tried", "--why").stdout
     assert sent_until(cortex, lambda: True).keys() == {"1"}
-
-
-#: Of every 25 requests, one is of a class that takes five times as long. The slow version takes 30 % more time for this
-#: class only, so that its p99 is worse and its median is not. The times are long in comparison with what the scheduler
-#: of a loaded machine adds, and far from the bounds of the histogram.
-DECIDED = """
-    import asyncio
-
-
-    class Handler:
-        def __init__(self, config):
-            self.version, self.fault = config["version"], config["fault"]
-
-        async def handle_post(self, payload):
-            factor = 1.3 if self.fault == "slow" else 1.0
-            await asyncio.sleep(0.185 if payload["number"] % 25 else 0.93 * factor)
-            if self.fault == "rare" and payload["number"] % 100 == 7:
-                raise ValueError("this class is new to me")
-            return self.version
-"""
-DECIDED_CONFIG = """
-    - name: {fault}
-      kind: RealtimeAPI
-      handler:
-        type: python
-        path: handler.py
-        config: {{version: {version}, fault: {used}}}
-      autoscaling: {{max_replicas: 1}}
-      update_strategy:
-        canary:
-          steps: [50%]
-          min_requests: 100
-          max_error_increase: {margin}
-          max_latency_increase: 10%
-"""
-#: APIs, named by what is wrong with their second version, and how the trial of that version has to end.
-ENDS = {"none": "promoted", "slow": "rolled back", "rare": "rolled back"}
-CLIENTS = 20
-
-
-@contextlib.asynccontextmanager
-async def requests_to(cortex: Installation, busy: set[str]) -> AsyncIterator[dict[str, Counter[tuple[bool, str]]]]:
-    """Send requests from `CLIENTS` clients to each API while it is in `busy`; count answers by class and text."""
-    seen: dict[str, Counter[tuple[bool, str]]] = {api: Counter() for api in busy}
-    numbers = {api: itertools.count() for api in busy}
-
-    async def send(client: httpx.AsyncClient, api: str) -> None:
-        while api in busy:
-            number = next(numbers[api])
-            try:
-                answer = await client.post(cortex.url(f"/{api}"), json={"number": number})
-                text = answer.text if answer.status_code == 200 else f"{answer.status_code}"
-            except httpx.TransportError as error:  # a failed request, which the test finds among the answers
-                text = repr(error)
-            seen[api][number % 100 == 7, text] += 1
-
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(limits=limits, timeout=60.0) as client, asyncio.TaskGroup() as group:
-        for api in [*busy] * CLIENTS:
-            group.create_task(send(client, api))
-        try:
-            yield seen
-        finally:
-            busy.clear()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_slow_tail_a_rare_error_and_a_good_version_are_decided_rightly(cortex: Installation, folder: Path) -> None:
-    def deploy_all(version: int) -> None:
-        used = {api: "none" if version == 1 else api for api in ENDS}
-        config = "".join(
-            DECIDED_CONFIG.format(
-                fault=api, version=version, used=used[api], margin="0.1%" if api == "rare" else "0.5%"
-            )
-            for api in ENDS
-        )
-        write_project(folder, DECIDED, config)
-        cortex.cortex("deploy", folder / "cortex.yaml")
-
-    def canaries() -> dict[str, dict[str, Any]]:
-        return {api: cortex.get(api)["canary"] or {"outcome": "promoted"} for api in ENDS}
-
-    ended: dict[str, tuple[float, str]] = {}
-    requests: dict[str, int] = {}
-    busy = set(ENDS)
-
-    def is_under_way() -> bool:
-        return all(canary["step_requests"] >= 100 for canary in canaries().values())
-
-    def have_ended() -> bool:
-        for api, canary in canaries().items():
-            requests[api] = canary.get("step_requests", requests.get(api, 0))
-            if canary["outcome"] != "trying" and api not in ended:
-                ended[api] = time.monotonic() - began_at, canary["outcome"]
-                busy.remove(api)
-                print(f"{api}: {canary['outcome']} after {ended[api][0]:.0f} s and {requests[api]} of its requests")
-        return len(ended) == len(ENDS)
-
-    def restart() -> None:
-        os.kill(cortex.status()["operator"]["pid"], signal.SIGKILL)
-        cortex.up()
-
-    deploy_all(1)
-    deploy_all(2)
-    began_at = time.monotonic()
-
-    async def scenario() -> dict[str, Counter[tuple[bool, str]]]:
-        async with requests_to(cortex, busy) as seen:
-            await asyncio.to_thread(wait_until, is_under_way, 120)
-            await asyncio.to_thread(restart)
-            await asyncio.to_thread(wait_until, have_ended, 300)
-        return seen
-
-    for api, answers in asyncio.run(scenario()).items():
-        by_second = (True, "500") if api == "rare" else (True, "2")
-        assert answers.keys() == {(True, "1"), (False, "1"), (False, "2"), by_second}
-    assert {api: outcome for api, (_, outcome) in ended.items()} == ENDS
-    for api, end in ENDS.items():
-        kept = 2 if end == "promoted" else 1
-        wait_until(lambda api=api, kept=kept: cortex.post(f"/{api}", {"number": 1}).json == kept, 60)
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -85,15 +84,6 @@ def works_again(client: NumbersClient) -> bool:
         return False
 
 
-def test_a_killed_worker_ends_its_streams_at_once(cortex: Installation, numbers: NumbersClient) -> None:
-    with stream(numbers) as (call, _):
-        for worker in cortex.pids("numbers"):
-            os.kill(worker, signal.SIGKILL)
-        error = failure(lambda: next(call))
-        assert (error.code(), "killed (SIGKILL)" in error.details()) == (Code.UNAVAILABLE, True), error
-    assert wait_until(lambda: works_again(numbers))
-
-
 def test_a_killed_operator_ends_no_stream_and_a_killed_supervisor_says_so(
     cortex: Installation, numbers: NumbersClient
 ) -> None:
@@ -132,22 +122,6 @@ def test_a_reload_of_the_gateway_loses_no_call(cortex: Installation, numbers: Nu
                 assert numbers.Double(numbers.number(1), timeout=PATIENCE_S).value == 2
         go.set()
         assert [number.value for number in call] == [2]
-
-
-async def test_grpcio_s_asynchronous_client(cortex: Installation, numbers: NumbersClient) -> None:
-    pb2 = numbers.messages.module
-    async with grpc.aio.insecure_channel(f"{cortex.host}:{cortex.gateway_port}") as channel:
-        double = channel.unary_unary("/numbers.Numbers/Double", pb2.Number.SerializeToString, pb2.Number.FromString)
-        found = await asyncio.gather(*(double(pb2.Number(value=value)) for value in range(200)))
-        assert [number.value for number in found] == [2 * value for value in range(200)]
-        echo = channel.stream_stream("/numbers.Numbers/Echo", pb2.Number.SerializeToString, pb2.Number.FromString)
-        call = echo()
-        for value in range(3):
-            await call.write(pb2.Number(value=value))
-            assert (await call.read()).value == value
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is Code.OK
 
 
 def test_calls_over_tls(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from cortex.gateway.maps import ROUTES_MAP
 from cortex.gateway.runtime_api import ANSWER_TIMEOUT_S, RuntimeApi
 from cortex.home import Home
 from cortex.processes.identity import Identity
-from harness.servers.upstream import Load, ask, backend, eventually, run, table, world
+from harness.servers.upstream import Load, ask, backend, eventually, table, world
 from harness.wait import has_ended
 
 pytestmark = pytest.mark.processes
@@ -89,23 +89,6 @@ async def test_the_identity_file_of_an_older_version_is_upgraded(home: Home) -> 
         await second.startup(table())
         assert second.pid == w.gateway.pid
         assert Identity.read(identity) == Identity.of(w.gateway.pid)
-
-
-def test_a_failing_test_leaves_no_gateway_behind(home: Home) -> None:
-    async def scenario() -> None:
-        async with world(home) as w:
-            await w.gateway.startup(table())
-            await w.gateway.shutdown()
-            assert w.gateway.pid
-            os.kill(w.gateway.pid, signal.SIGKILL)
-            await w.another_gateway().startup(table())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run(scenario())
-    socket_file = str(home.sockets_dir / "gateway-master.sock")
-    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    assert not any(socket_file in argument for command in commands for argument in command)
 
 
 async def test_another_process_with_the_same_pid_is_not_adopted(home: Home) -> None:
