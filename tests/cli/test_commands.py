@@ -82,29 +82,6 @@ def test_the_times_of_several_apis_count_from_the_same_moment(running: Installat
     assert 0 < one <= two
 
 
-def test_deploy_without_a_sample_says_what_to_send(running: Installation, tmp_path: Path) -> None:
-    folder = project(tmp_path, "no-sample")
-    (folder / "sample.json").unlink()
-    lines = cortex(running.home, "deploy", folder).stdout.splitlines()
-    assert lines[4] == "  cortex predict no-sample FILE.json" and 'a JSON body with "question"' in lines[5]
-
-
-def test_the_shown_curl_needs_no_body_if_the_method_reads_none(running: Installation, tmp_path: Path) -> None:
-    source = "class Handler:\n def __init__(self, config): ...\n def handle_post(self): return {'ok': True}\n"
-    lines = cortex(running.home, "deploy", project(tmp_path, "bodiless", source)).stdout.splitlines()
-    answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
-    assert json.loads(answer.stdout) == {"ok": True}
-
-
-def test_the_shown_curl_sends_an_example_of_an_annotated_payload(running: Installation, tmp_path: Path) -> None:
-    source = "class Handler:\n def __init__(self, config): ...\n def handle_post(self, payload: dict): return payload\n"
-    folder = project(tmp_path, "typed", source)
-    (folder / "sample.json").unlink()
-    lines = cortex(running.home, "deploy", folder).stdout.splitlines()
-    answer = subprocess.run(["sh", "-c", lines[4] + " -s"], capture_output=True, text=True, timeout=30)
-    assert json.loads(answer.stdout) == {}
-
-
 def test_deploy_as_json_prints_only_json(running: Installation, tmp_path: Path) -> None:
     done = cortex(running.home, "deploy", project(tmp_path, "as-json"), "-o", "json")
 
@@ -381,17 +358,6 @@ def test_check_reports_annotations_that_replicas_cannot_resolve(tmp_path: Path) 
     assert f'{file}:3:36: handle_post(): "Iris" in the annotation of payload is not defined' in checked.stderr
 
 
-def test_check_names_a_byte_of_a_comment_that_is_not_utf_8(tmp_path: Path) -> None:
-    folder = project(tmp_path / "p", "typed")
-    (file,) = folder.glob("*.py")
-    text = "class Handler:\n    def __init__(self, config): ...  # caf\u00e9\n    def handle_post(self, payload): ...\n"
-    file.write_bytes(text.encode("latin-1"))
-
-    checked = cortex(tmp_path / "home", "check", folder)
-
-    assert f"{file}:2:43: is not UTF-8 text (byte 0xe9)" in checked.stderr  # not every Python refuses it
-
-
 def test_check_with_a_sample_names_threads_that_do_not_survive_the_fork_of_preload(tmp_path: Path) -> None:
     source = (
         "import threading, time\nclass Handler:\n def __init__(self, config):\n"
@@ -510,24 +476,6 @@ def test_a_command_beside_a_start_in_the_foreground_uses_its_operator(tmp_path: 
         assert (beside.returncode, f":{port}" in beside.stdout) == (0, True), beside.stderr
         assert "is already running" in beside.stdout
         assert process.poll() is None
-        assert cortex(home, "down").returncode == 0
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-
-
-@pytest.mark.long
-def test_up_in_the_foreground_is_the_operator_itself(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    ports = ["--gateway-port", str(free_port()), "--operator-port", str(free_port())]
-    process = subprocess.Popen([*CORTEX, "up", "--foreground", *ports], env=environ(home))
-    try:
-        file = home / "run" / "operator.json"
-        assert wait_until(lambda: file.exists() and json.loads(file.read_text())["pid"] == process.pid, timeout_s=30)
-        wait_until(lambda: json.loads(cortex(home, "status", "-o", "json").stdout)["operator"])
-        second = cortex(home, "up", "--foreground")
-        assert second.returncode == 1
-        assert "is already running" in second.stderr
         assert cortex(home, "down").returncode == 0
         assert process.wait(30) == 0
     finally:
