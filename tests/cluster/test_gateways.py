@@ -23,6 +23,7 @@ from cortex.operator.http.log_streams import stream_access_log
 from cortex.processes.identity import Identity
 from harness.cluster.fleets import Operator, Site, eventually, site, until
 from harness.cluster.local_nodes import LocalNode, local_nodes
+from harness.homes import temporary_home
 from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.servers.upstream import Upstream, backend, table
@@ -332,6 +333,50 @@ async def test_the_next_operator_ends_unwanted_gateways(home: Home, nodes: list[
             await until(lambda: not any(each.is_alive() for each in left))
             assert operator.fleet.describe() == []
             assert await answers(made, None, "one") == 200
+
+
+async def test_only_a_changed_setting_ends_gateways_while_ray_is_away(home: Home, nodes: list[LocalNode]) -> None:
+    with temporary_home() as other:
+        async with site(home, nodes) as made:
+            server = await made.server("s1")
+            async with made.operator(epoch=1) as first:
+                await first.fleet.startup(table(backend("one", server)))
+                await first.all_serve()
+                await until(lambda: made.facts.get("gateways") == json.dumps(sorted(node.host for node in nodes)))
+            before = [haproxy(node) for node in nodes]
+            async with made.operator(epoch=2, home=other, is_available=False) as second:
+                second.fleet._own = first.own  # of one machine there is one
+                await second.fleet.startup(table(backend("two", server)))
+                await second.all_serve()
+                await until(lambda: all(link.is_up for link in second.engine.nodes.values()))
+                await second.fleet._check_once()
+                await second.all_serve()
+                assert [await answers(made, node, "two") for node in (None, *nodes)] == [200] * 3
+            assert all(haproxy(node).is_same(was) for node, was in zip(nodes, before, strict=True))
+            async with made.operator("operator", epoch=3, home=other, is_available=False) as third:
+                third.fleet._own = first.own
+                await third.fleet.startup(table(backend("two", server)))
+                await until(lambda: not any(each.is_alive() for each in before))
+
+
+async def test_a_gateway_that_was_away_for_long_serves_again_without_ray(
+    home: Home, nodes: list[LocalNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cortex.cluster.gateways._GONE_S", 0.1)
+    async with site(home, nodes) as made, made.operator() as operator:
+        server = await made.server("s1")
+        await operator.fleet.startup(table(backend("one", server)))
+        await operator.all_serve()
+        before = haproxy(nodes[0])
+        operator.placer.lose(nodes[0].address)
+        await asyncio.to_thread(nodes[0].kill)
+        await until(lambda: operator.fleet.size() == 2)
+        assert await answers(made, nodes[0], "one") == 200
+        await asyncio.to_thread(nodes[0].start)
+        await operator.fleet.apply(table(backend("two", server)))
+        await until(lambda: operator.reasons().get(nodes[0].host) == "")
+        assert await answers(made, nodes[0], "two") == 200
+        assert haproxy(nodes[0]).is_same(before)
 
 
 async def test_commands_of_an_earlier_leader_are_refused(home: Home, nodes: list[LocalNode]) -> None:

@@ -3,6 +3,9 @@
 Implements `gateway.base.Gateway`. All gateways get the same routing table, and each reaches replicas on its own
 machine by their unix sockets. A gateway that does not answer serves its last table; nothing waits for it, and it gets
 the newest table when it is back.
+
+The database has the nodes with a gateway, so that the next operator feeds them at once, even while Ray is away. Only
+the setting `--gateways` and `stop` end a gateway, never that a node is missing from a list.
 """
 
 from __future__ import annotations
@@ -21,16 +24,19 @@ from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import NodeClient
 from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placer, Resources
 from cortex.cluster.transport import PeerError
+from cortex.errors import CortexError
 from cortex.gateway.addresses import numeric
 from cortex.gateway.base import Gateway
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.statistics import BackendStats, sum_stats
 from cortex.home import write_private
 from cortex.processes.codec import decode
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 
-#: A gateway that does not answer, on a node that left the cluster, is dropped after this time.
+#: A gateway that does not answer, on a node that left the cluster, counts no longer after this time.
 _GONE_S = 60.0
+_FACT = "gateways"
 _CHECK_S = 1.0
 #: Limit on how long `cortex down` waits for nodes that don't answer.
 _STOP_TIMEOUT_S = 10.0
@@ -63,7 +69,8 @@ class _Member:
 class GatewayFleet:
     """All gateways of a cluster as one gateway.
 
-    `nodes` is the live mapping of followed nodes. `on_change` is called when the number of gateways changes.
+    `nodes` is the live mapping of followed nodes; `facts` stores which have a gateway. `on_change` is called when the
+    number of gateways changes.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class GatewayFleet:
         identity: TlsIdentity,
         epoch: int,
         folder: Path,
+        facts: KeyValueStore,
         logger: Logger,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -86,7 +94,9 @@ class GatewayFleet:
         self._identity = identity
         self._epoch = epoch
         self._logger = logger
-        self._file = folder / "gateways.json"
+        self._facts = facts
+        self._saved = facts.get(_FACT) or "[]"
+        self._known = set() if settings.where == "operator" else _read_hosts(self._saved)  #: nodes with a gateway
         self._totals = GatewayTotals(folder / "gateway-totals.json")
         self._members: dict[str, _Member] = {}
         self._ended: set[str] = set()  #: nodes without a gateway that were ordered to end any, since they came up
@@ -108,7 +118,7 @@ class GatewayFleet:
     def size(self) -> int:
         """Return the number of gateways, the operator's own included."""
         # Before startup it is that of the last operator, so that HAProxy does not reload with other limits twice.
-        return 1 + len(self._members if self._is_started else self._known())
+        return 1 + len(self._members if self._is_started else self._known)
 
     @property
     def table(self) -> RoutingTable:
@@ -129,7 +139,7 @@ class GatewayFleet:
         """Start the operator's own gateway, and update those of the last operator. Raises: GatewayError."""
         self._totals.load()
         self._table, self._version = table, 1
-        for host in self._known():
+        for host in self._known:
             self._add(host, "")
         self._is_started = True
         await self._own.startup(self._with_local_sockets(table))
@@ -192,15 +202,16 @@ class GatewayFleet:
         await self._cancel_tasks()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await asyncio.gather(*(self._end_member(host) for host in list(self._members)))
-        self._totals.save()
+                await asyncio.gather(*(self._end(host) for host in list(self._members)))
+        self._known.clear()
+        await self._save()
         await self._own.stop()
 
     async def shutdown(self) -> None:
         """Stop updating the gateways; they continue to serve."""
         await self._cancel_tasks()
         await asyncio.gather(*(member.client.shutdown() for member in self._members.values()))
-        self._totals.save()
+        await self._save()
         await self._own.shutdown()
 
     async def _cancel_tasks(self) -> None:
@@ -219,48 +230,54 @@ class GatewayFleet:
             await asyncio.sleep(_CHECK_S)
 
     async def _check_once(self) -> None:
-        cluster = self._placer.resources()
-        if cluster is not None:
-            self._update_members(cluster)
+        self._update_members(self._placer.resources())
         placements = self._placer.placements()
         for host, member in list(self._members.items()):
             placement = placements.get(_agent_name(host))
             if member.node_id and (placement is None or placement.state == "lost"):
                 await self._placer.place(_agent_name(host), Resources(), member.node_id)
         for name in placements:
-            if name.startswith(AGENT_PREFIX) and name not in map(_agent_name, self._members):
+            if name.startswith(AGENT_PREFIX) and name not in map(_agent_name, self._known):
                 await self._placer.remove(name)
-        self._end_unwanted()
-        self._totals.save()
+        await self._save()
 
-    def _update_members(self, cluster: ClusterResources) -> None:
-        """Add gateways on new nodes, and drop those of nodes that left the cluster for good."""
+    def _update_members(self, cluster: ClusterResources | None) -> None:
+        """Add the gateways of nodes that are there, end unwanted ones, and count those no longer that are away."""
         now = asyncio.get_running_loop().time()
-        nodes = {node.host: (node_id, node.node_groups) for node_id, node in cluster.nodes.items()}
+        found = {node.host: (node_id, node.node_groups) for node_id, node in cluster.nodes.items()} if cluster else {}
+        up = {host for host, node in self._nodes.items() if node.is_up}
         before = set(self._members)
-        for host, (node_id, groups) in nodes.items():
-            if not self._is_wanted(host, groups):
-                self._drop(host)
-            elif host in self._members:
-                self._members[host].node_id, self._members[host].seen_at = node_id, now
-            else:
-                self._add(host, node_id)
-        for host, member in list(self._members.items()):
-            if host not in nodes:
-                member.node_id = ""
-                if member.client.answers:
+        self._ended &= up
+        for host in found.keys() | up | before:
+            node_id, groups = found.get(host, ("", None))
+            member = self._members.get(host)
+            wanted = self._is_wanted(host, groups)
+            if wanted is False:
+                if member is not None or host in up - self._ended:
+                    self._spawn(self._end(host), f"end gateway {host}")
+            elif member is not None:
+                member.node_id = node_id if cluster else member.node_id
+                if host in found or member.client.answers:
                     member.seen_at = now
                 elif now - member.seen_at > _GONE_S:
-                    self._drop(host)
+                    self._spawn(self._members.pop(host).client.shutdown(), f"leave gateway {host}")
+            elif wanted:
+                self._add(host, node_id)
+        if cluster is not None:
+            self._known &= self._members.keys() | self._nodes.keys() | found.keys()
         if before != set(self._members):
-            self._save_members()
             self._on_change()
 
-    def _is_wanted(self, host: str, groups: Collection[str]) -> bool:
+    def _is_wanted(self, host: str, groups: Collection[str] | None) -> bool | None:
+        """Return whether a node is to have a gateway; None if that depends on its groups, and they are unknown."""
         settings = self._settings
         if host == settings.operator_host and settings.own_host in {*_ANY_HOST, host}:
             return False  # the operator's own gateway listens there
-        return settings.where == "all" or settings.where in {f"group:{group}" for group in groups}
+        if settings.where in {"all", "operator"}:
+            return settings.where == "all"
+        if groups is None:
+            return host in self._known or None
+        return settings.where in {f"group:{group}" for group in groups}
 
     def _client(self, host: str) -> GatewayClient:
         return GatewayClient(
@@ -270,39 +287,25 @@ class GatewayFleet:
     def _add(self, host: str, node_id: str) -> None:
         client = self._client(host)
         self._members[host] = _Member(client, node_id, asyncio.get_running_loop().time())
+        self._known.add(host)
         self._ended.discard(host)
         client.offer(self._version, self._node_settings(host), self._table)
         client.startup()
 
-    def _drop(self, host: str) -> None:
-        if host in self._members:
-            self._spawn(self._end_member(host), f"end gateway {host}")
-
-    async def _end_member(self, host: str) -> None:
-        member = self._members.pop(host)
-        self._save_members()
+    def _end(self, host: str) -> Coroutine[None, None, None]:
+        """Forget the gateway of a node now; return what ends it, if an earlier operator wanted one there, too."""
         self._ended.add(host)
-        self._on_change()
+        self._known.discard(host)
+        member = self._members.pop(host, None)
+        return self._end_one(host, member.client if member is not None else self._client(host))
+
+    async def _end_one(self, host: str, client: GatewayClient) -> None:
         try:
-            await member.client.end()
+            await client.end()
         except PeerError as error:
-            self._ended.discard(host)  # `_end_unwanted` tries again once the node is back
+            self._ended.discard(host)  # tried again while the node is up
             self._logger.warning("gateway of a node can't be ended now", node=host, reason=error)
         await self._placer.remove(_agent_name(host))
-
-    def _end_unwanted(self) -> None:
-        """End gateways that an earlier operator wanted, as soon as their nodes are up."""
-        up = {host for host, node in self._nodes.items() if node.is_up}
-        self._ended &= up
-        for host in up - self._ended - self._members.keys():
-            self._ended.add(host)
-            self._spawn(self._end_one(host), f"end gateway {host}")
-
-    async def _end_one(self, host: str) -> None:
-        try:
-            await self._client(host).end()
-        except PeerError:
-            self._ended.discard(host)
 
     # Tables, addresses and counters.
 
@@ -325,12 +328,14 @@ class GatewayFleet:
         node = self._nodes.get(host)
         return node.address if node is not None else None
 
-    def _known(self) -> list[str]:
-        return _read_hosts(self._file) if self._settings.where != "operator" else []
-
-    def _save_members(self) -> None:
-        with contextlib.suppress(OSError):  # the next operator asks the cluster
-            write_private(self._file, json.dumps(sorted(self._members)))
+    async def _save(self) -> None:
+        """Store what the next operator must know. The next call tries again if the database or the disk is away."""
+        self._totals.save()
+        text = json.dumps(sorted(self._known))
+        if text != self._saved:
+            with contextlib.suppress(OSError, CortexError):
+                await asyncio.to_thread(self._facts.put, _FACT, text)
+                self._saved = text
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -411,8 +416,8 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _read_hosts(file: Path) -> list[str]:
+def _read_hosts(text: str) -> set[str]:
     try:
-        return [str(host) for host in json.loads(file.read_text())]
-    except (OSError, ValueError, TypeError):
-        return []
+        return {str(host) for host in json.loads(text)}
+    except (ValueError, TypeError):
+        return set()

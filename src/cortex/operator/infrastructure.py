@@ -94,6 +94,7 @@ def create_infrastructure(context: OperatorContext, certificate: str) -> Infrast
         credentials.identity,
         context.epoch or 1,
         home.run_dir,
+        facts,
         logger,
         wake,
     )

@@ -11,11 +11,13 @@ from typing import Any
 from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
-from cortex.cluster.known_nodes import nodes_in_file
+from cortex.cluster.known_nodes import nodes_in_database
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.gateway.routes import Server
 from cortex.home import Home
+from cortex.state.database import open_state
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 from harness.cluster.local_nodes import SECRET, LocalNode, StaticPlacer
 from harness.ports import free_port
@@ -41,9 +43,10 @@ class Operator:
 
 @dataclass
 class Site:
-    """A home, nodes, servers, and one port for the gateways of all of them."""
+    """A home, a database, nodes, servers, and one port for the gateways of all of them."""
 
     home: Home
+    facts: KeyValueStore
     nodes: list[LocalNode]
     port: int = field(default_factory=free_port)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
@@ -55,16 +58,21 @@ class Site:
         return Server(name, self.upstreams[name].address, 10)
 
     @contextlib.asynccontextmanager
-    async def operator(self, where: str = "all", epoch: int = 1) -> AsyncIterator[Operator]:
-        """Run an operator without a table; its gateways continue to serve afterwards."""
-        placer = StaticPlacer([node.address for node in self.nodes])
+    async def operator(
+        self, where: str = "all", epoch: int = 1, home: Home | None = None, is_available: bool = True
+    ) -> AsyncIterator[Operator]:
+        """Run an operator without a table; its gateways continue to serve afterwards.
+
+        `home` is another one's than the site's; `is_available`: Ray answers.
+        """
+        home = home or self.home
+        placer = StaticPlacer([node.address for node in self.nodes], is_available=is_available)
         access = ClusterCredentials(SECRET, "127.0.0.1", 0, epoch)
-        known = nodes_in_file(self.home.run_dir / "nodes.json")
-        engine = ClusterEngine(self.home, placer, access, known, Logger("test"))
-        own = HaproxyGateway(self.home, GatewaySettings(port=self.port))
+        engine = ClusterEngine(home, placer, access, nodes_in_database(self.facts), Logger("test"))
+        own = HaproxyGateway(home, GatewaySettings(port=self.port))
         settings = GatewayFleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
         fleet = GatewayFleet(
-            own, engine.nodes, placer, settings, access.identity, epoch, self.home.run_dir, Logger("test")
+            own, engine.nodes, placer, settings, access.identity, epoch, home.run_dir, self.facts, Logger("test")
         )
         await engine.startup(lambda: None, lambda spec: None)
         try:
@@ -91,7 +99,8 @@ class Site:
 @contextlib.asynccontextmanager
 async def site(home: Home, nodes: list[LocalNode]) -> AsyncIterator[Site]:
     """Yield a site; its gateways end afterwards, the nodes stay."""
-    made = Site(home, nodes)
+    database = open_state(home.database_file)
+    made = Site(home, KeyValueStore(database), nodes)
     try:
         yield made
     finally:
@@ -102,6 +111,7 @@ async def site(home: Home, nodes: list[LocalNode]) -> AsyncIterator[Site]:
         finally:
             for upstream in made.upstreams.values():
                 await upstream.stop()
+            database.dispose()
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 40) -> Any:
