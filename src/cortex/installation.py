@@ -5,6 +5,7 @@ Both are files of the home.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -135,6 +136,15 @@ class OperatorIdentity:
     def pid(self) -> int:
         """Process id."""
         return self.process.pid
+
+    @property
+    def command(self) -> list[str]:
+        """Command line of the process; empty if it has ended."""
+        import psutil  # noqa: PLC0415 - 20 ms, which most commands save
+
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.pid).cmdline() if self.is_running() else []
+        return []
 
     def is_running(self) -> bool:
         """Return whether this process is alive; another process with the same id does not count."""

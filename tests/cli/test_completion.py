@@ -71,7 +71,7 @@ def session(operator: Operator, home: Path) -> Session:
         ("rollback iris 3", ["3"]),
         ("schema --generation ", ["0.9", "0.11", "0.12", "0.18", "0.33", "0.35"]),
         ("completion ", ["bash", "fish", "zsh"]),
-        ("down --", ["--help"]),
+        ("down --", ["--help", "--operator"]),
     ],
 )
 def test_completes_commands_options_values_and_names(session: Session, line: str, expected: list[str]) -> None:
@@ -121,7 +121,7 @@ def test_bash_completes_names_values_and_files(home: Path, program: Path, tmp_pa
 
     assert by_bash(home, program, folder, "logs", "s") == ["sum", "summary"]
     assert by_bash(home, program, folder, "deploy", "--no") == ["--no-wait"]
-    assert by_bash(home, program, folder, "down", "--") == ["--help"]
+    assert by_bash(home, program, folder, "down", "--") == ["--help", "--operator"]
     assert by_bash(home, program, folder, "logs", "--", "s") == ["sum", "summary"]
     assert by_bash(home, program, folder, "submit", "sum", "my") == ["my job.json"]
     assert by_bash(home, program, folder, "nope", "") == [""]

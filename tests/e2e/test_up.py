@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from cortex.home import Home
 from cortex.installation import Installation as Kept
-from harness.installations.installation import ECHO_CONFIG, ECHO_SOURCE, Installation, write_project
+from harness.installations.installation import CORTEX, ECHO_CONFIG, ECHO_SOURCE, ROOT, Installation, write_project
 from harness.ports import free_port
 from harness.servers.certificates import write_pair
 from harness.wait import has_ended, wait_until
@@ -77,6 +80,57 @@ def test_down_leaves_nothing_outside_of_the_home(tmp_path: Path) -> None:
     cortex.down()
     assert not home.sockets_dir.exists()
     assert not home.metrics_dir.exists()
+
+
+def test_a_restart_of_the_documented_unit_of_systemd_fails_no_request(cortex: Installation, tmp_path: Path) -> None:
+    (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / "howto" / "systemd.md").read_text(), re.DOTALL)
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text)
+    start, stop = ([*CORTEX, *unit["Service"][name].split()[1:]] for name in ("ExecStart", "ExecStop"))
+    assert unit["Service"]["KillMode"] == "process"
+
+    def started() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([*start, *ports(cortex)], env=cortex.environ)
+        assert wait_until(lambda: (cortex.status()["operator"] or {}).get("pid") == process.pid, timeout_s=30)
+        return process
+
+    operators = [started()]
+    try:
+        cortex.cortex("deploy", write_project(tmp_path / "p", ECHO_SOURCE, ECHO_CONFIG))
+        before = cortex.status()
+        with cortex.load("/echo", 50) as load:
+            assert subprocess.run(stop, env=cortex.environ, capture_output=True).returncode == 0
+            assert operators[0].wait(30) == 0
+            operators.append(started())
+        after = cortex.status()
+        assert (after["replicas"], after["gateway"]) == (before["replicas"], before["gateway"])
+        assert load["statuses"].keys() == {"200"}, load["failures"]
+    finally:
+        for operator in operators:
+            operator.kill()
+
+
+@pytest.mark.parametrize("mode", [(), ("--stop-all",)])
+def test_down_stops_only_the_operator_unless_everything_ends_with_it(
+    cortex: Installation, mode: tuple[str, ...]
+) -> None:
+    process = subprocess.Popen([*CORTEX, "up", "--foreground", *mode, *ports(cortex)], env=cortex.environ)
+    try:
+        operator = wait_until(lambda: cortex.status()["operator"], timeout_s=30)
+        gateway = cortex.status()["gateway"]["pid"]
+        done = cortex.cortex("down", "--operator", check=False)
+        if mode:
+            assert (done.returncode, "so everything ends with it" in done.stderr) == (1, True)
+            assert cortex.status()["operator"] == operator
+        else:
+            assert done.stdout == "stopped\n" and process.wait(30) == 0
+            assert (cortex.status()["operator"], cortex.status()["gateway"]["pid"]) == (None, gateway)
+            assert cortex.cortex("down", "--operator").stdout == "no operator was running\n"
+        cortex.down()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from typing import Any
 from cortex.client.environments import connect_local
 from cortex.engine.local import LocalEngine
 from cortex.engine.model_agent import ModelAgent, model_agent_file
-from cortex.errors import CortexError
+from cortex.errors import ConflictError, CortexError
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.home import Home
@@ -56,21 +56,36 @@ def stop_all(home: Home, drain_s: float = _DRAIN_S) -> bool:
     """
     if not home.run_dir.is_dir():
         return False
-    found = _stop_operator(home)
+    found = _stop_operator(home, stops_all=True)
     found = asyncio.run(_stop_rest(home, drain_s)) or found
     operator_file(home).unlink(missing_ok=True)
     return found
 
 
-def _stop_operator(home: Home) -> bool:
+def stop_operator(home: Home) -> bool:
+    """Stop only the operator; gateway, model agent and replicas continue to run. Return whether it was running.
+
+    Raises: ConflictError if everything else would end with it.
+    """
+    operator = read_operator(home)
+    if operator is not None and "--stop-all" in operator.command:
+        raise ConflictError(
+            "the operator was started with `cortex up --foreground --stop-all`, so everything ends with it; "
+            "stop that command, or run `cortex down`"
+        )
+    return _stop_operator(home, stops_all=False)
+
+
+def _stop_operator(home: Home, stops_all: bool) -> bool:
     operator = read_operator(home)
     if operator is None:
         return False
+    query = {"all": stops_all}
     try:
-        connect_local(home).call("POST", "/v1/shutdown", query={"all": True}, timeout_s=_SHUTDOWN_REQUEST_TIMEOUT_S)
+        connect_local(home).call("POST", "/v1/shutdown", query=query, timeout_s=_SHUTDOWN_REQUEST_TIMEOUT_S)
         timeout_s = _OPERATOR_STOP_TIMEOUT_S
     except CortexError:
-        _signal(operator, signal.SIGTERM)  # it does not respond; `_stop_rest` stops what it leaves behind
+        _signal(operator, signal.SIGTERM)  # it does not respond, and leaves the rest running
         timeout_s = _TERM_TIMEOUT_S
     if not _wait_until_gone(operator, timeout_s):
         _signal(operator, signal.SIGKILL)
