@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -289,6 +290,26 @@ def without_ray(folder: Path) -> dict[str, str]:
     """Return variables with which Python finds neither Ray nor `cryptography`."""
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['ray'] = sys.modules['cryptography'] = None\n")
     return {"PYTHONPATH": str(folder)}
+
+
+def test_up_waits_until_apis_serve_and_requests_are_held_meanwhile(cortex: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    cortex.up()
+    cortex.cortex("deploy", write_project(tmp_path / "p", SOURCE, CONFIG.format(gate=gate, word="one")))
+    cortex.down()
+    gate.unlink()
+    with ThreadPoolExecutor() as pool:
+        start = pool.submit(cortex.cortex, "up")
+        try:
+            wait_until(lambda: cortex.status()["replicas"], timeout_s=30)
+            held = pool.submit(cortex.post, "/words", {})
+            probes = {cortex.post("/words/v2/health/ready", method="GET").status for _ in range(20)}
+            assert (probes, held.done(), start.done()) == ({503}, False, False)
+        finally:
+            gate.touch()
+        assert (held.result().status, held.result().body) == (200, b"one")
+        assert start.result().stdout.startswith("the operator is running\n")
 
 
 @pytest.mark.long

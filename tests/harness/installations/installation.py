@@ -82,7 +82,7 @@ class Installation:
 
     def up(self) -> None:
         ports = ["--gateway-port", str(self.gateway_port), "--operator-port", str(self.operator_port)]
-        self.cortex("up", *ports, *self.flags)
+        self.cortex("up", "--no-wait", *ports, *self.flags)
 
     def down(self) -> None:
         self.cortex("down", check=False)

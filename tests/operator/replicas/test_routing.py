@@ -189,6 +189,20 @@ def test_an_api_at_zero_replicas_holds_requests_unless_none_can_start() -> None:
     assert not backend([], Preparation(shortage="no GPU"), **idle).holds
 
 
+def test_a_revision_that_has_served_holds_requests_until_it_serves_again() -> None:
+    new = deployed()
+    for stored, holds in (
+        (record(new), False),
+        (record(new, serving=new), True),
+        (record(new, serving=deployed("r0")), False),
+        (record(new, serving=new, failure=StoredFailure("ValueError")), False),
+    ):
+        assert routes_of([stored], [], {}).backends[0].holds == holds
+    served = record(new, serving=new)
+    broken = {("iris", "r1"): Preparation(failure=BROKEN)}
+    assert not routes_of([served], [], broken).backends[0].holds
+
+
 def test_requests_are_held_after_one_kill_of_a_process_that_starts() -> None:
     idle = {"autoscaling": {"min_replicas": 0}}
     killed = replace(FAILED, failure=StartFailure("the process ended while it started", was_killed=True))

@@ -18,7 +18,7 @@ from cortex.gateway.maps import V2_PATH
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, ApiKey, Canary, Cors, RoutingTable, Server, Share, Split
 from cortex.lifecycle import ApiKind, ProcessState
-from cortex.operator.replicas.plan import Replica, is_restarting
+from cortex.operator.replicas.plan import Replica, is_proven, is_restarting
 from cortex.operator.replicas.status import failure_of
 from cortex.operator.revisions.preparation_states import Preparation, PreparationStates
 from cortex.state.queries.apis import ApiRecord
@@ -154,6 +154,8 @@ def _backend(
     default_slots = limit if spec.handler.type in ("asgi", COMMAND) else spec.handler.threads_per_process
     slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
+    # A revision that has served starts again within seconds or minutes: after `cortex up`, say, or at zero replicas.
+    comes_back = spec.autoscaling.min_replicas == 0 or is_proven(record)
     old, canary = _divided(record, routed, canary_percent)
 
     def server(replica: Replica, process: ProcessStatus, of: Sequence[RoutedProcess]) -> Server:
@@ -175,7 +177,7 @@ def _backend(
         unavailable=unavailable or _STARTING,
         servers=tuple(server(*pair, old) for pair in old),
         # If the first replica can't start, fail requests at once instead of after their timeout.
-        holds=spec.autoscaling.min_replicas == 0 and (not unavailable or _was_killed_once(replicas)),
+        holds=comes_back and (not unavailable or _was_killed_once(replicas)),
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
         cors=_cors(spec.networking),

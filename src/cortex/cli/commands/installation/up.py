@@ -22,7 +22,7 @@ from cortex.client.local_operator import (
     start,
     start_lock_arguments,
 )
-from cortex.errors import ConflictError, CortexError, InputError, OperatorUnavailableError
+from cortex.errors import ConflictError, CortexError, InputError, NotFoundError, OperatorUnavailableError
 from cortex.installation import Installation, read_operator
 from cortex.tls import CertificateFiles
 from cortex.worker.monitoring.trace_export import find_problem
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _STORED = "stored for later starts"
 _MAX_DRAIN_S = 86_400
+_POLL_S = 0.5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--deploy",
         metavar="FILE",
         help="with --stop-all: deploy the project of this configuration file at the start, like `cortex deploy`",
+    )
+    parser.add_argument(
+        "--no-wait", action="store_true", help="do not wait until the deployed APIs can serve, as with --foreground"
     )
     parser.add_argument(
         "--log-format",
@@ -127,10 +131,7 @@ def _connections(text: str) -> int:
 
 def run(arguments: argparse.Namespace, session: Session) -> int:
     """Start the operator, or report that it is running."""
-    for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
-        if port is not None and not 0 < port < 65536:
-            raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
-    _check_foreground_options(arguments)
+    _check_options(arguments)
     deployment = _deployment(arguments.deploy, session) if arguments.deploy else None
     tls = _certificate_files(arguments)
     options = ListenOptions(arguments.gateway_port, arguments.operator_port, arguments.host, tls, arguments.no_tls)
@@ -177,13 +178,37 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     leader = leader_url(session.home, operator)
     if leader is not None:
         session.console.line(f"it is on standby: the operator at {leader} is the leader")
-    elif Installation.read(session.home).engine != "local":
+        return 0
+    if Installation.read(session.home).engine != "local":
         _warn_about_cluster(session)
+    if not arguments.no_wait:
+        _wait_until_serving(session)
     return 0
 
 
-def _check_foreground_options(arguments: argparse.Namespace) -> None:
-    """Check the options of --stop-all. Raises: InputError."""
+def _wait_until_serving(session: Session) -> None:
+    """Wait until each deployed API has a ready replica or is known to get none; print which APIs can't serve."""
+    from cortex.cli.commands.installation.status import can_serve  # noqa: PLC0415 - other starts do without
+
+    client = session.client(LOCAL)
+    while missing := [api for api in client.list_apis() if not can_serve(api)]:
+        starting = [api["spec"]["name"] for api in missing if api["status"]["status_code"] == "updating"]
+        if not starting:
+            break
+        session.console.progress(f"waiting until {', '.join(starting)} can serve; Ctrl-C ends only the wait")
+        with contextlib.suppress(NotFoundError):  # it was deleted meanwhile
+            client.wait_api(starting[0], _POLL_S)
+    for api in missing:
+        name, status = api["spec"]["name"], api["status"]
+        reason = (status.get("failure") or {}).get("message") or status["message"]
+        session.console.note(f"warning: {name} can't serve: {reason}")
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Check the ports and the options of --stop-all. Raises: InputError."""
+    for port in (arguments.gateway_port, arguments.operator_port, arguments.node_port):
+        if port is not None and not 0 < port < 65536:
+            raise InputError(f"{port} is not a valid port; ports range from 1 to 65535")
     if arguments.stop_all and not arguments.foreground:
         raise InputError("--stop-all requires --foreground")
     for name, value in (
