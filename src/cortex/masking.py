@@ -54,7 +54,8 @@ _KEY = re.compile(
 )
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]*[A-Z0-9=])[A-Za-z0-9+/]{4,}={0,2}")
-_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)((?: ?= ?|[\"']? ?: ?(?![:/]))(?!=))({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
+_SIGN = r"(?: ?= ?|[\"']? ?: ?(?![:/]))(?!=)"
+_ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)({_SIGN})({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
 #: Values that tell no secret, as in `auth: none`.
 _CONSTANTS = frozenset({"none", "null", "true", "false"})
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
