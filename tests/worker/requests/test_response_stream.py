@@ -11,7 +11,7 @@ from cortex.worker.http.connection import Connection
 from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.requests.runner import CallDurations, Runner
-from cortex.worker.requests.streaming import ResponseStream
+from cortex.worker.requests.streaming import ResponseStream, StreamHead
 from cortex.worker.shared_state import SharedConnectionState
 from harness.replicas.specs import limits
 from harness.wait import PATIENCE_S
@@ -32,7 +32,7 @@ async def test_a_thread_does_not_wait_for_a_chunk_that_the_event_loop_cannot_wri
     runner = Runner(loop, 1, CallDurations(shared_state))
     errors: list[BaseException] = []
     invalid: Any = ((b"name", None),)
-    stream = ResponseStream(connection, runner, _TIMEOUT_NS, 0, errors.append, lambda _: None, headers=invalid)
+    stream = ResponseStream(connection, runner, _TIMEOUT_NS, 0, errors.append, StreamHead(headers=invalid))
     closed: list[bool] = []
 
     def chunks() -> Iterator[bytes]:

@@ -183,10 +183,9 @@ class Caller:
         if isinstance(error, PayloadError):
             detail = error.as_openai_detail if connection.has_openai_errors else error.detail
             return FailedCall(422, str(error), fields={"detail": detail})
-        refused = self.refuse(connection, error)
+        refused = self.refuse_or_log(connection, error)
         if refused is not None:
             return refused
-        self.log_error(connection, error)
         if isinstance(
             error, UserError
         ):  # a result that cannot be encoded, or an unknown model: callers see the message
@@ -195,10 +194,20 @@ class Caller:
         what = f"{type_name(error)} in {_failed_function(error, self._functions) or name}()"
         return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
-    def refuse(self, connection: Connection, error: BaseException) -> FailedCall | None:
-        """Return the response that an `HTTPException` of starlette or FastAPI asks for; None for other exceptions."""
+    def refuse_or_log(self, connection: Connection, error: BaseException) -> FailedCall | None:
+        """Return the response that an `HTTPException` of starlette or FastAPI asks for.
+
+        Of other exceptions, log the frames of the user's code, or the message of an error about the result; record them
+        in the span, and return None.
+        """
         exception = as_http_exception(error)
         if exception is None:
+            span = connection.span
+            if span is not None:
+                span.fail(error)
+            has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
+            text = format_user_traceback(error) if has_frames else f"{error}\n"
+            write_log(f"request {_id(connection)} failed:\n{text}")
             return None
         try:
             headers = [(name.encode(), value.encode("latin-1")) for name, value in (exception.headers or {}).items()]
@@ -213,15 +222,6 @@ class Caller:
         write_log(f"request {_id(connection)} was refused: {describe_http_exception(exception)}\n")
         message = detail if isinstance(detail, str) else _PHRASES.get(status, f"status {status}")
         return FailedCall(status, message, kept, {"detail": detail})
-
-    def log_error(self, connection: Connection, error: BaseException) -> None:
-        """Log the frames of the user's code, or the message of an error about the result; record it in the span."""
-        span = connection.span
-        if span is not None:
-            span.fail(error)
-        has_frames = isinstance(error, ModelError) or not isinstance(error, UserError)
-        text = format_user_traceback(error) if has_frames else f"{error}\n"
-        write_log(f"request {_id(connection)} failed:\n{text}")
 
 
 def logs_hint(api: str) -> str:

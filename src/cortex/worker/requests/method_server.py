@@ -33,7 +33,6 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.user_forks import await_ending_forks
 from cortex.worker.http.background_tasks import BackgroundTasks
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.responses import Header
 from cortex.worker.monitoring.metrics import BatchRecorder
 from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
@@ -42,7 +41,7 @@ from cortex.worker.requests.inference_batching import InferenceCaller, joined_me
 from cortex.worker.requests.inference_routes import INFERENCE, InferenceRoutes, inference_kinds
 from cortex.worker.requests.payload import JSON, encode_json, make_headers
 from cortex.worker.requests.runner import Runner
-from cortex.worker.requests.streaming import ResponseStream, annotated_media_type, open_response
+from cortex.worker.requests.streaming import ResponseStream, StreamHead, open_response
 
 if TYPE_CHECKING:
     from cortex.worker.monitoring.tracker import PredictionTracker
@@ -301,7 +300,7 @@ class MethodServer(RequestServer):
         self._settle(connection, outcome, 0)
 
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
-        self._continue_stream(connection, outcome, self._stream(connection, outcome.method))
+        self._continue_stream(connection, outcome, self._stream(connection, StreamHead.of_items(outcome.method)))
 
     def _continue_stream(self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream) -> None:
         started_ns = time.monotonic_ns()
@@ -357,7 +356,7 @@ class MethodServer(RequestServer):
             if isinstance(outcome, UnfinishedCall) and outcome.kind == "async":
                 outcome = await self._await(connection, outcome, deadline_ns)
             if isinstance(outcome, UnfinishedCall):
-                stream = self._stream(connection, outcome.method)
+                stream = self._stream(connection, StreamHead.of_items(outcome.method))
                 await stream.run_async(outcome.value, self._free_slot, self._occupy_slot)
             elif isinstance(outcome, FailedCall):
                 _respond_failed(connection, outcome)
@@ -397,32 +396,15 @@ class MethodServer(RequestServer):
             except Exception as error:  # the edge of the user's code: a missing file, a stream that raises
                 _respond_failed(connection, self._caller.fail(connection, type_name(encoded.response), error))
                 return
-            stream = self._stream(connection, None, opened.status, b"", opened.headers)
+            stream = self._stream(connection, StreamHead(opened.status, b"", opened.headers))
             await stream.run_async(opened.chunks, self._free_slot, self._occupy_slot)
             self._background.run(lambda: opened.done)
         if completed.background is not None:
             self._background.run(completed.background)
 
-    def _stream(
-        self,
-        connection: Connection,
-        method: BoundMethod | None,
-        status: int = 200,
-        media_type: bytes | None = None,
-        headers: tuple[Header, ...] = (),
-    ) -> ResponseStream:
-        return ResponseStream(
-            connection,
-            self._runner,
-            self.timeout_ns,
-            self.grace_ns,
-            partial(self._caller.log_error, connection),
-            partial(self._caller.refuse, connection),
-            status,
-            media_type,
-            headers,
-            annotated_media_type(method) if method is not None else None,
-        )
+    def _stream(self, connection: Connection, head: StreamHead) -> ResponseStream:
+        refuse_or_log = partial(self._caller.refuse_or_log, connection)
+        return ResponseStream(connection, self._runner, self.timeout_ns, self.grace_ns, refuse_or_log, head)
 
     # End.
 

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortex.errors import UserError, type_name
@@ -44,6 +45,21 @@ _END = object()
 _ANNOTATED = {"application/x-ndjson": JSON_LINES, "text/plain": TEXT, "application/octet-stream": BYTES}
 
 
+@dataclass(frozen=True)
+class StreamHead:
+    """The head of a streaming response."""
+
+    status: int = 200
+    media_type: bytes | None = None  #: None: determined by the first chunk; empty: one of `headers`
+    headers: tuple[Header, ...] = ()
+    media_type_if_empty: bytes | None = None  #: used without chunks, if `media_type` is None
+
+    @classmethod
+    def of_items(cls, method: BoundMethod) -> StreamHead:
+        """Return the head of the items of a method, which may annotate their type."""
+        return cls(media_type_if_empty=_ANNOTATED.get(method.signature.result.media_type))
+
+
 class ResponseStream:
     """One streaming response. Its head is sent with the first chunk, so that an error before it is still a 500."""
 
@@ -53,25 +69,18 @@ class ResponseStream:
         runner: Runner,
         timeout_ns: int,
         grace_ns: int,
-        log_error: Callable[[BaseException], None],
-        refuse: Callable[[BaseException], FailedCall | None],
-        status: int = 200,
-        media_type: bytes | None = None,  # None: determined by the first chunk; empty: one of `headers`
-        headers: tuple[Header, ...] = (),
-        media_type_if_empty: bytes | None = None,  # used without chunks, if `media_type` is None
+        on_error: Callable[[BaseException], FailedCall | None],
+        head: StreamHead,
     ) -> None:
+        """Create the stream; `on_error` logs an exception of user code, or returns the response that it asks for."""
         self._connection = connection
         self._request_id = connection.request_id.decode("latin-1")
         self._runner = runner
         self._timeout_ns = timeout_ns
         self._grace_ns = grace_ns  #: of calls on the event loop, until the supervisor takes it for blocked
         self._timeout_s = timeout_ns / 1e9
-        self._log_error = log_error
-        self._refuse = refuse
-        self._status = status
-        self._media_type = media_type
-        self._headers = headers
-        self._media_type_if_empty = media_type_if_empty
+        self._on_error = on_error
+        self._head = head
         self._pid = process_id()
         self._started = False
         self._is_cut_off = False  #: the client is too slow
@@ -211,24 +220,23 @@ class ResponseStream:
         if self._started:
             connection.stream(data)
         else:
-            self._start(stream_media_type(chunk) if self._media_type is None else self._media_type, data)
+            self._start(stream_media_type(chunk), data)
         self._is_writable = connection.unsent_bytes <= MAX_UNSENT_BYTES
 
     def _start(self, media_type: bytes | None, chunk: bytes = b"") -> None:
         self._started = True
-        self._connection.start_stream(self._status, media_type, self._headers, chunk)
+        head = self._head
+        media_type = media_type if head.media_type is None else head.media_type
+        self._connection.start_stream(head.status, media_type, head.headers, chunk)
 
     def _end(self) -> None:
         if not self._started:
-            self._start(self._media_type_if_empty if self._media_type is None else self._media_type)
+            self._start(self._head.media_type_if_empty)
         self._connection.end_stream()
 
     def _refuse_or_log(self, error: BaseException) -> FailedCall | None:
         end_if_forked(self._pid)
-        refused = self._refuse(error)
-        if refused is None:
-            self._log_error(error)
-        return refused
+        return self._on_error(error)
 
     def _abort(self, error: BaseException, refused: FailedCall | None) -> None:
         """Respond with an error if the response has not begun; disconnect otherwise."""
@@ -239,11 +247,6 @@ class ResponseStream:
         else:
             message = f"{type_name(error)} before the first chunk; the logs have the traceback"
             self._connection.respond_error(500, f"internal server error: {message}")
-
-
-def annotated_media_type(method: BoundMethod) -> bytes | None:
-    """Return the content type of a stream whose items a method annotates; None for one that does not."""
-    return _ANNOTATED.get(method.signature.result.media_type)
 
 
 def _close(chunks: Iterator[Any]) -> None:
