@@ -16,7 +16,7 @@ from typing import Any
 
 from cortex.gateway.backends import HEAD_MAX_BYTES, HEAD_MAX_COUNT
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST
-from cortex.worker.http.responses import CLOSING, Header
+from cortex.worker.http.responses import CLOSING, NO_HEADERS, ValidHeaders
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection, declared_length
 from cortex.worker.shared_state import ConnectionState
 
@@ -152,11 +152,11 @@ class DevConnection(StreamingConnection):
 
     # Writing.
 
-    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: ValidHeaders = NO_HEADERS) -> None:
         """Write a complete response, without its body if that is not asked for."""
         if self.method == "HEAD":
             typed = ((b"content-type", media_type),) if media_type else ()
-            self.begin_response(status, (*typed, *headers), len(body), True, b"")
+            self.begin_response(status, ValidHeaders((*typed, *headers)), len(body), True, b"")
             self.end_response()
         else:
             super().respond(status, media_type, body, headers)

@@ -25,7 +25,7 @@ from cortex.worker.commands.proxied_server import ProxiedServer
 from cortex.worker.commands.upstream import Upstream, UpstreamConnection
 from cortex.worker.http.connection import READ_BYTES, Connection
 from cortex.worker.http.connection_pool import ConnectionPool
-from cortex.worker.http.responses import Header
+from cortex.worker.http.responses import Header, validate_head
 from cortex.worker.monitoring.metrics import RequestRecorder
 from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import TERMINAL_HINT, RequestLimits
@@ -175,7 +175,7 @@ class _ProcessCall(CommandCall):
         upstream, connection = route.upstream, self._connection
         encodings = dict(connection.headers).get(b"accept-encoding", b"")
         response = documentation_response(upstream.api, upstream.signature, route.documentation, encodings)
-        headers = tuple(each for each in response.raw_headers if each[0] != b"content-length")
+        headers = validate_head(response.status_code, response.raw_headers)
         connection.respond(response.status_code, None, bytes(response.body), headers)
 
     async def _pass_on(self, route: DevRoute) -> None:

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.struct_pb2 import Value
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 
+from cortex.errors import UserError
 from cortex.predictor.protobuf import BoundRpc
 from cortex.worker.grpc.messages import json_messages, parse_json
 from cortex.worker.grpc.trailers import percent_encoded, supervisor_response, trailers
@@ -100,6 +101,14 @@ def test_metadata_without_the_headers_of_grpc_and_of_the_gateway() -> None:
     for key, value in (("Upper", "a"), ("two words", "a"), ("text", "\u00fc"), ("line", "a\r\nb: c")):
         with pytest.raises(ValueError, match="metadata key"):
             headers_of([(key, value)])
+
+
+def test_metadata_that_the_gateway_does_not_take_is_refused() -> None:
+    assert headers_of([("connection", "close"), ("a", "b")]) == ((b"a", b"b"),)
+    with pytest.raises(UserError, match="has 1001 headers; the gateway passes on up to 1000"):
+        headers_of([("a", "b")] * 1001)
+    with pytest.raises(UserError, match="KiB"):
+        headers_of([("a", "b" * 600_000)])
 
 
 def test_the_message_of_a_status_is_percent_encoded() -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope, route_template
-from cortex.worker.http.responses import BODILESS, Header
+from cortex.worker.http.responses import BODILESS, Header, ValidHeaders, validate_head
 from cortex.worker.http.streaming_connection import StreamingConnection, declared_length
 from cortex.worker.monitoring.route_metrics import OTHER
-from cortex.worker.requests.payload import validate_head, validate_part
+from cortex.worker.requests.payload import validate_part
 
 if TYPE_CHECKING:
     from cortex.worker.monitoring.spans import RequestSpan
@@ -65,7 +65,7 @@ class HttpCall:
         # The bare endpoint; pages there need the slash, so that their relative addresses lead below the endpoint.
         self._may_redirect = scope["path"] == scope["root_path"] and scope["method"] in ("GET", "HEAD")
         self._is_read = False  #: the application has received the whole body
-        self._head: tuple[int, tuple[Header, ...]] | None = None
+        self._head: tuple[int, ValidHeaders] | None = None
         self._length: int | None = None  #: of the body, if the application has declared it
         self._sent_bytes = 0
         self._changed: asyncio.Event | None = None
@@ -143,11 +143,11 @@ class HttpCall:
 
         A body that the application sends before that goes with it, and with its length if it is in one piece.
         """
-        kept = tuple(header for header in validate_head(status, headers) if header[0] != b"date")
+        kept = ValidHeaders(tuple(header for header in validate_head(status, headers) if header[0] != b"date"))
         if status == 404 and self._may_redirect:
             query = self.scope["query_string"]
             location = self.scope["root_path"].encode("latin-1") + b"/" + (b"?" + query if query else b"")
-            status, kept = 307, ((b"location", location),)
+            status, kept = 307, ValidHeaders(((b"location", location),))
             self._length = 0
             self._is_head = True  # drop the body
         elif status not in BODILESS:

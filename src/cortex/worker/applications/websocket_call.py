@@ -21,9 +21,9 @@ from cortex.errors import UserError
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.applications.application_scope import Scope
 from cortex.worker.applications.http_call import MAX_UNSENT_BYTES, ClientDisconnectedError, name_span
-from cortex.worker.http.responses import Header, error_body
+from cortex.worker.http.responses import ValidHeaders, error_body, validate_head
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
-from cortex.worker.requests.payload import JSON, validate_head, validate_part
+from cortex.worker.requests.payload import JSON, validate_part
 
 #: A ping is sent after this much time without one; a client that sent nothing since the last one is disconnected.
 PING_S = 20.0
@@ -62,7 +62,7 @@ class WebSocketCall:
         self._parts: list[Any] = []  #: of the incomplete message
         self._part_bytes = 0
         self._close: tuple[int, str] = (ABNORMAL, "")  #: code and reason for the application
-        self._denial: tuple[int, tuple[Header, ...]] | None = None
+        self._denial: tuple[int, ValidHeaders] | None = None
         self._denial_body = bytearray()
         self._changed: asyncio.Event | None = None
         self._pid = process_id()

@@ -19,6 +19,7 @@ from cortex.worker.http.responses import (
     MAX_RESPONSE_HEAD_BYTES,
     MAX_RESPONSE_HEADERS,
     Header,
+    ValidHeaders,
     close_frame,
     framed_chunk,
 )
@@ -266,7 +267,9 @@ class CommandCall:
             self._server.answered()
         if not self.status:
             self.status = self._code
-            headers = response_headers(self._headers, self._prefix, self._server.strips_prefix, self._host)
+            headers = ValidHeaders(
+                response_headers(self._headers, self._prefix, self._server.strips_prefix, self._host)
+            )
             if len(headers) > self.max_headers:
                 self.status = 0
                 what = f"the response of the command's server has {len(headers)} headers"

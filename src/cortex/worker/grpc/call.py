@@ -62,7 +62,7 @@ from cortex.worker.grpc.wire import (
 )
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
-from cortex.worker.http.responses import Header
+from cortex.worker.http.responses import NO_HEADERS, ValidHeaders
 from cortex.worker.monitoring.request_log import write_log
 
 if TYPE_CHECKING:
@@ -522,11 +522,11 @@ class Call:
 
     # Writing.
 
-    def send_head(self, headers: tuple[Header, ...]) -> None:
+    def send_head(self, headers: ValidHeaders) -> None:
         """Write the head of the response now. On any thread."""
         self._server.runner.wake(lambda: self._write_head(headers))
 
-    def _write_head(self, headers: tuple[Header, ...]) -> None:
+    def _write_head(self, headers: ValidHeaders) -> None:
         if self._is_grpc and not self.is_over:
             self._connection.begin_messages(headers)
 
@@ -563,7 +563,7 @@ class Call:
         if self._connection.has_head:
             self._connection.abort()
         else:
-            headers = self._refusal.headers if self._refusal is not None else ()
+            headers = ValidHeaders(self._refusal.headers) if self._refusal is not None else NO_HEADERS
             self._connection.respond_error(self._http_status(code), message, headers, {"code": code.name})
 
     def _http_status(self, code: grpc.StatusCode) -> int:

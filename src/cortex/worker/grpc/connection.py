@@ -7,7 +7,14 @@ import grpc
 from cortex.worker.grpc.trailers import CONTENT_TYPE, trailers
 from cortex.worker.grpc.wire import HTTP_STATUSES, frame
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST
-from cortex.worker.http.responses import CLOSING, Header, error_body, framed_chunk, response_head
+from cortex.worker.http.responses import (
+    CLOSING,
+    NO_HEADERS,
+    ValidHeaders,
+    error_body,
+    framed_chunk,
+    response_head,
+)
 from cortex.worker.http.streaming_connection import MAX_UNREAD_BYTES, StreamingConnection
 from cortex.worker.shared_state import ConnectionState
 
@@ -52,7 +59,7 @@ class GrpcConnection(StreamingConnection):
 
     # Responses over gRPC.
 
-    def begin_messages(self, headers: tuple[Header, ...]) -> None:
+    def begin_messages(self, headers: ValidHeaders) -> None:
         """Write the head of a response."""
         if self.open and not self._has_head:
             self._has_head = True
@@ -61,7 +68,7 @@ class GrpcConnection(StreamingConnection):
             self._send(response_head(200, CONTENT_TYPE, headers) + closing + _CHUNKED)
             self._mark_whole()
 
-    def write_message(self, message: bytes, headers: tuple[Header, ...] = ()) -> None:
+    def write_message(self, message: bytes, headers: ValidHeaders = NO_HEADERS) -> None:
         """Write a message of a response, and before the first one its head."""
         self.begin_messages(headers)
         if self.open:
@@ -73,8 +80,8 @@ class GrpcConnection(StreamingConnection):
         self,
         code: grpc.StatusCode,
         message: str,
-        head: tuple[Header, ...] = (),
-        trailing: tuple[Header, ...] = (),
+        head: ValidHeaders = NO_HEADERS,
+        trailing: ValidHeaders = NO_HEADERS,
         last: bytes | None = None,
     ) -> None:
         """Write the status of the call, and before it what is missing: the head, and the `last` message.
@@ -102,7 +109,7 @@ class GrpcConnection(StreamingConnection):
         else:
             super().end_with_process(reason)
 
-    def _respond_end(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
+    def _respond_end(self, status: int, message: str, headers: ValidHeaders = NO_HEADERS) -> None:
         if (self.content_type or b"").startswith(CONTENT_TYPE):
             self.end_messages(grpc.StatusCode.UNAVAILABLE, message)
         else:
@@ -114,7 +121,7 @@ class GrpcConnection(StreamingConnection):
             return
         self._close_after = True
         timing = self._count(code)
-        head = b"" if self._has_head else _head(code, ()) + timing + _CHUNKED
+        head = b"" if self._has_head else _head(code, NO_HEADERS) + timing + _CHUNKED
         self._send(head + trailers(code.value[0], message))
         if self.span is not None:
             self._end_span()
@@ -162,5 +169,5 @@ class GrpcConnection(StreamingConnection):
         self.is_grpc = False
 
 
-def _head(code: grpc.StatusCode, headers: tuple[Header, ...]) -> bytes:
+def _head(code: grpc.StatusCode, headers: ValidHeaders) -> bytes:
     return response_head(HTTP_STATUSES[code], CONTENT_TYPE, headers)

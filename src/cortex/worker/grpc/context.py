@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from cortex.worker.grpc.wire import Metadata, headers_of
-from cortex.worker.http.responses import Header
+from cortex.worker.http.responses import NO_HEADERS
 
 if TYPE_CHECKING:
     from cortex.worker.grpc.call import Call
@@ -29,8 +29,7 @@ class Context:
     def __init__(self, call: Call | None, metadata: Metadata, peer: str, deadline_ns: int | None) -> None:
         """Create the context of a call that its client abandons at `deadline_ns` (monotonic); None: a sample call."""
         self.aborted = False  #: the status is final, even if user code catches the exception
-        self.head: tuple[Header, ...] = ()
-        self.trailing: tuple[Header, ...] = ()
+        self.head = self.trailing = NO_HEADERS
         self._call = call
         self._metadata = metadata
         self._peer = peer

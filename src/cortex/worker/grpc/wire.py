@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from cortex.worker.http.responses import Header
+from cortex.worker.http.responses import Header, ValidHeaders, validate_head
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -142,9 +142,9 @@ def _decoded(name: str, value: bytes) -> tuple[str, str | bytes]:
         return name, b""
 
 
-def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[Header, ...]:
-    """Return metadata as headers. Raises: ValueError for a key or value that is not allowed in them."""
-    return tuple(_encoded(key, value) for key, value in metadata)
+def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> ValidHeaders:
+    """Return metadata as headers. Raises: ValueError for a key or value that is not allowed in them; UserError."""
+    return validate_head(200, (_encoded(key, value) for key, value in metadata))
 
 
 def _encoded(key: str, value: str | bytes) -> Header:

@@ -29,7 +29,9 @@ from cortex.worker.http.responses import (
     BODILESS,
     CLOSING,
     NO_FIELDS,
+    NO_HEADERS,
     Header,
+    ValidHeaders,
     close_frame,
     error_body,
     error_response,
@@ -63,7 +65,7 @@ _UNPARSED_BYTES = 64 * 1024
 CLIENT_CLOSED_REQUEST = 499
 #: Mark of a request that is a copy.
 _COPY = b"copy"
-_RETRY = ((b"retry-after", b"1"),)
+_RETRY = ValidHeaders(((b"retry-after", b"1"),))
 
 # Globals, because each access to a member of an enumeration takes time on the path of every request.
 _IDLE, _READING, _RUNNING = ConnectionState.IDLE, ConnectionState.READING, ConnectionState.RUNNING
@@ -593,7 +595,7 @@ class Connection:
 
     # Writing.
 
-    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: ValidHeaders = NO_HEADERS) -> None:
         """Write a complete response; the connection is then ready for the next request."""
         if not self.open:
             return
@@ -634,11 +636,11 @@ class Connection:
         elif self._state is ConnectionState.UPGRADED:
             self._send(close_frame(reason))
 
-    def _respond_end(self, status: int, message: str, headers: tuple[Header, ...] = ()) -> None:
+    def _respond_end(self, status: int, message: str, headers: ValidHeaders = NO_HEADERS) -> None:
         self.respond_error(status, message, headers)
 
     def respond_error(
-        self, status: int, message: str, headers: tuple[Header, ...] = (), fields: Mapping[str, Any] = NO_FIELDS
+        self, status: int, message: str, headers: ValidHeaders = NO_HEADERS, fields: Mapping[str, Any] = NO_FIELDS
     ) -> None:
         """Write a JSON error response, whose body also has `fields`."""
         request_id = self.request_id.decode("latin-1")
@@ -649,7 +651,7 @@ class Connection:
         self.respond(status, b"application/json", body, headers)
 
     def start_stream(
-        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
+        self, status: int, media_type: bytes | None, headers: ValidHeaders = NO_HEADERS, chunk: bytes = b""
     ) -> None:
         """Begin a response of unknown length; its first chunk goes with its head if it is small."""
         if self.open:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NewType
 
+from cortex.errors import UserError
 from cortex.payloads.openai_errors import openai_error_body
 
 Header = tuple[bytes, bytes]
+#: Headers that the gateway takes: of a head that `validate_head` has checked, and our own. mypy rejects others.
+ValidHeaders = NewType("ValidHeaders", tuple[Header, ...])
+NO_HEADERS = ValidHeaders(())
 
 #: Headers that a response of user code may have. The gateway takes a few more: those that workers and it add.
 MAX_RESPONSE_HEADERS = 1000
@@ -21,12 +26,41 @@ MAX_RESPONSE_HEAD_BYTES = 512 * 1024
 BODILESS = frozenset({204, 304})
 #: Header line of a response after which the connection closes.
 CLOSING = b"connection: close\r\n"
+_CONNECTION_HEADERS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
+)
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _CLOSE_REASON_BYTES = 123
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def validate_head(status: int, headers: Iterable[Header]) -> ValidHeaders:
+    """Validate the head of a response; return its headers in lower case, without those the connection writes itself.
+
+    Raises: UserError for a status or header that is not valid HTTP, which would desynchronize the gateway.
+    """
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise UserError(f"the response has the status {status!r}; use one from 200 to 599")
+    kept = []
+    for name, value in headers:
+        if not isinstance(name, bytes) or not _HEADER_NAME.fullmatch(name):
+            raise UserError(f"the response has a header with the name {name!r}; use letters, digits and dashes")
+        if not isinstance(value, bytes) or _NOT_IN_HEADER.search(value):
+            raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
+        if (name := name.lower()) not in _CONNECTION_HEADERS:
+            kept.append((name, value))
+    if len(kept) > MAX_RESPONSE_HEADERS:
+        raise UserError(f"the response has {len(kept)} headers; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
+    size = sum(len(name) + len(value) for name, value in kept)
+    if size > MAX_RESPONSE_HEAD_BYTES:
+        limit = MAX_RESPONSE_HEAD_BYTES // 1024
+        raise UserError(f"the headers of the response have {size} bytes; the gateway passes on up to {limit} KiB")
+    return ValidHeaders(tuple(kept))
 
 
 def framed_chunk(chunk: bytes) -> bytes:

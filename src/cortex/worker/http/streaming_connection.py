@@ -14,7 +14,7 @@ from httptools import HttpParserUpgrade
 
 from cortex.recording.exchange import MAX_BODY_BYTES
 from cortex.worker.http.connection import JOIN_BYTES, Connection
-from cortex.worker.http.responses import BODILESS, Header, response_head
+from cortex.worker.http.responses import BODILESS, NO_HEADERS, Header, ValidHeaders, response_head
 from cortex.worker.shared_state import ConnectionState
 
 #: The connection is not read while more bytes than this wait for the application.
@@ -162,13 +162,13 @@ class StreamingConnection(Connection):
 
     # Writing.
 
-    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: ValidHeaders = NO_HEADERS) -> None:
         """Write a complete response; the connection is then ready for the next request."""
         self._close_if_incomplete()
         super().respond(status, media_type, body, headers)
 
     def begin_response(
-        self, status: int, headers: tuple[Header, ...], length: int | None, is_head: bool, body: bytes
+        self, status: int, headers: ValidHeaders, length: int | None, is_head: bool, body: bytes
     ) -> None:
         """Write the head of a response and the first part of its body; `length` is None if it is not known."""
         if not self.open:

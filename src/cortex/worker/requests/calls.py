@@ -22,7 +22,7 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.responses import Header
+from cortex.worker.http.responses import NO_HEADERS, ValidHeaders, validate_head
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
 from cortex.worker.requests.payload import (
@@ -36,7 +36,6 @@ from cortex.worker.requests.payload import (
     make_query_params,
     parse,
     parse_typed,
-    validate_head,
 )
 from cortex.worker.spec import DEV_VARIABLE, TERMINAL_HINT, TEST_VARIABLE
 
@@ -61,7 +60,7 @@ class FailedCall:
 
     status: int
     message: str
-    headers: tuple[Header, ...] = ()
+    headers: ValidHeaders = NO_HEADERS
     fields: Mapping[str, Any] = field(default_factory=dict)  #: of the JSON body, in addition to the message
 
 
@@ -177,7 +176,7 @@ class Caller:
 
     def _failure(self, connection: Connection, failed: BoundMethod | str, error: BaseException) -> FailedCall:
         if isinstance(error, BadBody):
-            return FailedCall(error.status, str(error), error.headers)
+            return FailedCall(error.status, str(error), ValidHeaders(error.headers))
         if isinstance(error, V2Error):
             return FailedCall(error.status, str(error))
         if isinstance(error, PayloadError):
@@ -211,9 +210,8 @@ class Caller:
             return None
         try:
             headers = [(name.encode(), value.encode("latin-1")) for name, value in (exception.headers or {}).items()]
-            kept = tuple(
-                header for header in validate_head(exception.status_code, headers) if header[0] != CONTENT_TYPE
-            )
+            valid = validate_head(exception.status_code, headers)
+            kept = ValidHeaders(tuple(header for header in valid if header[0] != CONTENT_TYPE))
             status = int(exception.status_code)
             detail = parse_json(encode_json(exception.detail))
         except Exception as invalid:  # statuses, headers and details of the user may be anything

@@ -33,6 +33,7 @@ from cortex.predictor.binding import BoundMethod, Kind
 from cortex.predictor.inference.inference_model import MethodModel
 from cortex.predictor.interface import HANDLE_V2
 from cortex.worker.http.connection import Connection
+from cortex.worker.http.responses import ValidHeaders
 from cortex.worker.requests.payload import BYTES, JSON, Encoded, encode_json
 from cortex.worker.spec import ReplicaSpec
 
@@ -95,7 +96,7 @@ class InferenceRoutes:
         verb = connection.method
         if verb != route.verb and (verb != "HEAD" or route.verb != "GET"):
             message = f"{verb} is not supported at this path; it answers {route.verb}"
-            connection.respond_error(405, message, ((b"allow", route.verb.encode()),))
+            connection.respond_error(405, message, ValidHeaders(((b"allow", route.verb.encode()),)))
             return None
         splitter = _splitter(connection)
         if route.model:
@@ -183,7 +184,8 @@ class InferenceRoutes:
             return Encoded(200, JSON, body)
         # Pages of other origins can read only the headers that a response names.
         exposed = (b"access-control-expose-headers", b"Inference-Header-Content-Length")
-        return Encoded(200, BYTES, body, ((JSON_LENGTH_HEADER, b"%d" % json_length), exposed))
+        headers = ValidHeaders(((JSON_LENGTH_HEADER, b"%d" % json_length), exposed))
+        return Encoded(200, BYTES, body, headers)
 
 
 def inference_kinds(models: Mapping[str, InferenceModel]) -> set[Kind]:

@@ -33,6 +33,7 @@ from cortex.predictor.loader import BoundPredictor
 from cortex.predictor.user_forks import await_ending_forks
 from cortex.worker.http.background_tasks import BackgroundTasks
 from cortex.worker.http.connection import Connection
+from cortex.worker.http.responses import ValidHeaders
 from cortex.worker.monitoring.metrics import BatchRecorder
 from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.batching import BatchCaller, RequestBatcher, batched_method, for_one
@@ -180,7 +181,7 @@ class MethodServer(RequestServer):
         try:
             coding = content_coding(connection.codings)
         except BadBody as error:
-            connection.respond_error(error.status, str(error), error.headers)
+            connection.respond_error(error.status, str(error), ValidHeaders(error.headers))
             return
         connection.queue(now_ns - min(connection.gateway_wait_ns(now_ns), self.timeout_ns) + self.timeout_ns)
         if self._decoders is None:
@@ -201,7 +202,7 @@ class MethodServer(RequestServer):
         if not connection.open:
             return
         if isinstance(decoded, BadBody):
-            connection.respond_error(decoded.status, str(decoded), decoded.headers)
+            connection.respond_error(decoded.status, str(decoded), ValidHeaders(decoded.headers))
             return
         connection.set_decoded_body(decoded)
         self.handle(connection)
@@ -225,13 +226,13 @@ class MethodServer(RequestServer):
             connection.respond(200, JSON, b"")
         elif connection.requests_info:
             message = f"{verb} is not supported at /info; it answers GET"
-            connection.respond_error(405, message, ((b"allow", b"GET"),))
+            connection.respond_error(405, message, ValidHeaders(((b"allow", b"GET"),)))
         else:
             allowed = ", ".join(self._methods)
             below = "its routes" if self._predictor.routes else "the Open Inference Protocol at /v2"
             answers = allowed or f"{below} below this path"
             message = f"{verb} is not supported by this API; it answers {answers}"
-            connection.respond_error(405, message, ((b"allow", allowed.encode()),))
+            connection.respond_error(405, message, ValidHeaders(((b"allow", allowed.encode()),)))
 
     def _start(self, connection: Connection, method: BoundMethod, deadline_ns: int, now_ns: int) -> None:
         if deadline_ns <= now_ns:

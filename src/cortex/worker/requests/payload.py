@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import math
-import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from datetime import date, datetime, time, timedelta
@@ -28,7 +27,7 @@ from cortex.payloads.json_bodies import parse_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import Bodies
-from cortex.worker.http.responses import MAX_RESPONSE_HEAD_BYTES, MAX_RESPONSE_HEADERS
+from cortex.worker.http.responses import NO_HEADERS, Header, ValidHeaders, validate_head
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData, Headers, QueryParams
@@ -45,11 +44,6 @@ CONTENT_TYPE = b"content-type"
 MAX_FORM_PARTS = 1000
 
 _MULTIPART = b"multipart/form"
-_CONNECTION_HEADERS = frozenset(
-    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
-)
-_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NOT_IN_HEADER = re.compile(rb"[\0\r\n]")
 _NOT_JSON = object()
 _UTF8_BOM = b"\xef\xbb\xbf"
 
@@ -80,7 +74,7 @@ class Encoded(NamedTuple):
     status: int
     media_type: bytes | None
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers: ValidHeaders = NO_HEADERS
     background: Callable[[], Awaitable[None]] | None = None  #: runs after the response is sent
     response: Response | None = None  #: a starlette response that sends its own body: see `streaming.open_response`
 
@@ -221,30 +215,6 @@ def validate_part(part: Any, name: str = "a part of the response's body") -> byt
     return bytes(part)
 
 
-def validate_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[bytes, bytes], ...]:
-    """Validate the head of a response; return its headers in lower case, without those the connection writes itself.
-
-    Raises: UserError for a status or header that is not valid HTTP, which would desynchronize the gateway.
-    """
-    if not isinstance(status, int) or not 200 <= status <= 599:
-        raise UserError(f"the response has the status {status!r}; use one from 200 to 599")
-    kept = []
-    for name, value in headers:
-        if not isinstance(name, bytes) or not _HEADER_NAME.fullmatch(name):
-            raise UserError(f"the response has a header with the name {name!r}; use letters, digits and dashes")
-        if not isinstance(value, bytes) or _NOT_IN_HEADER.search(value):
-            raise UserError(f"the value of the response's header {name.decode()!r} is not one line of text")
-        if (name := name.lower()) not in _CONNECTION_HEADERS:
-            kept.append((name, value))
-    if len(kept) > MAX_RESPONSE_HEADERS:
-        raise UserError(f"the response has {len(kept)} headers; the gateway passes on up to {MAX_RESPONSE_HEADERS}")
-    size = sum(len(name) + len(value) for name, value in kept)
-    if size > MAX_RESPONSE_HEAD_BYTES:
-        limit = MAX_RESPONSE_HEAD_BYTES // 1024
-        raise UserError(f"the headers of the response have {size} bytes; the gateway passes on up to {limit} KiB")
-    return tuple(kept)
-
-
 def _parse_json(body: bytes) -> Any:
     try:
         return parse_json(body)
@@ -304,16 +274,17 @@ def _encode_text(text: str) -> bytes:
 
 
 def _encode_response(response: Response, plain: type[Response]) -> Encoded:
-    headers: list[tuple[bytes, bytes]] = []
+    others: list[Header] = []
     media_type = None
     for name, value in validate_head(response.status_code, response.raw_headers):
         if name == b"content-type":
             media_type = value
         else:
-            headers.append((name, value))
+            others.append((name, value))
+    headers = ValidHeaders(tuple(others))
     if type(response).__call__ is not plain.__call__:  # streams, files, and subclasses that send their own body
-        return Encoded(response.status_code, media_type, b"", tuple(headers), None, response)
-    return Encoded(response.status_code, media_type, bytes(response.body), tuple(headers), response.background)
+        return Encoded(response.status_code, media_type, b"", headers, None, response)
+    return Encoded(response.status_code, media_type, bytes(response.body), headers, response.background)
 
 
 def _encode_image(image: Any) -> bytes:

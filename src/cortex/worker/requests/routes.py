@@ -20,7 +20,7 @@ from cortex.predictor.bound_routes import BoundRoute
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection
 from cortex.worker.http.connection_pool import ConnectionPool
 from cortex.worker.http.gateway_clock import GatewayClock
-from cortex.worker.http.responses import Header, response_head
+from cortex.worker.http.responses import NO_HEADERS, ValidHeaders, response_head
 from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.route_metrics import MAX_ROUTES, OTHER, RouteRecorder
 from cortex.worker.requests.inference_routes import InferenceRoutes
@@ -96,7 +96,7 @@ class RouteRequests:
         if found:
             allowed = ", ".join(sorted(found))
             message = f"{connection.method} is not supported at this path; it answers {allowed}"
-            connection.respond_error(405, message, ((b"allow", allowed.encode()),))
+            connection.respond_error(405, message, ValidHeaders(((b"allow", allowed.encode()),)))
         else:
             shown = path[:_SHOWN_PATH].decode("latin-1")
             endpoint = (connection.endpoint or b"").rstrip(b"/").decode("latin-1")
@@ -125,7 +125,7 @@ class RoutedConnection(Connection):
         self._recorder_of_routes = recorder
         super().__init__(sock, index, pool, clock, on_close)
 
-    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: tuple[Header, ...] = ()) -> None:
+    def respond(self, status: int, media_type: bytes | None, body: bytes, headers: ValidHeaders = NO_HEADERS) -> None:
         """Write a complete response; the connection is then ready for the next request."""
         if self.method != "HEAD":
             super().respond(status, media_type, body, headers)
@@ -135,7 +135,7 @@ class RoutedConnection(Connection):
             self._finish_response()
 
     def start_stream(
-        self, status: int, media_type: bytes | None, headers: tuple[Header, ...] = (), chunk: bytes = b""
+        self, status: int, media_type: bytes | None, headers: ValidHeaders = NO_HEADERS, chunk: bytes = b""
     ) -> None:
         """Begin a response of unknown length; that to HEAD is complete then, and its call is cancelled."""
         if self.method != "HEAD":

@@ -20,7 +20,7 @@ from cortex.predictor.user_forks import await_ending_forks, end_if_forked, proce
 from cortex.worker.http.background_tasks import contain_exit
 from cortex.worker.http.cancellation import log_late_cleanup
 from cortex.worker.http.connection import Connection
-from cortex.worker.http.responses import BODILESS, Header
+from cortex.worker.http.responses import BODILESS, NO_HEADERS, Header, ValidHeaders, validate_head
 from cortex.worker.http.streaming_connection import declared_length
 from cortex.worker.requests.calls import FailedCall
 from cortex.worker.requests.payload import (
@@ -29,7 +29,6 @@ from cortex.worker.requests.payload import (
     TEXT,
     encode_chunk,
     stream_media_type,
-    validate_head,
     validate_part,
 )
 from cortex.worker.requests.runner import Runner
@@ -51,7 +50,7 @@ class StreamHead:
 
     status: int = 200
     media_type: bytes | None = None  #: None: determined by the first chunk; empty: one of `headers`
-    headers: tuple[Header, ...] = ()
+    headers: ValidHeaders = NO_HEADERS
     media_type_if_empty: bytes | None = None  #: used without chunks, if `media_type` is None
 
     @classmethod
@@ -259,7 +258,7 @@ class OpenedResponse(NamedTuple):
     """The head of a starlette response and its body; call `aclose()` on a body that is not read to its end."""
 
     status: int
-    headers: tuple[Header, ...]  #: without those that the connection writes itself
+    headers: ValidHeaders  #: without those that the connection writes itself
     chunks: AsyncGenerator[bytes, None]
     done: asyncio.Task[None]  #: ends with the response's background task, and raises what that task raised
 
