@@ -89,7 +89,7 @@ class JobStatus(StrEnum):
     PENDING = "pending"  #: every batch is stored; no job worker has started yet
     RUNNING = "running"  #: job workers process batches
     COMPLETING = (
-        "completing"  #: all batches are resolved; one job worker runs `on_job_complete`, or results are written
+        "completing"  #: all batches are resolved; results are written, then one job worker runs `on_job_complete`
     )
     SUCCEEDED = "succeeded"
     COMPLETED_WITH_FAILURES = "completed_with_failures"  #: all batches are resolved, some as dead letters

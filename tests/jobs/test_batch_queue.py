@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import Connection, delete, select
 
 from cortex.errors import InputError
-from cortex.jobs.batch_queue import LEASE_S, exchange
+from cortex.jobs.batch_queue import LEASE_S, add_hook, exchange
 from cortex.jobs.lease_expiry import WorkerDeath, expire, release, renew
 from cortex.jobs.records import open_ledger, read_job
-from cortex.jobs.spec import BatchFailure, JobRecord, Lease, LeaseReply, Report
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure, JobRecord, Lease, LeaseReply, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import Where, open_jobs
-from cortex.state.tables import batches, dead_letters, leases, pending
+from cortex.state.tables import KEYS_PER_JOB, batches, dead_letters, leases, pending
 from harness.jobs.job_checks import check_jobs, dump, open_seqs, put_job
 
 NOW = 1000.0
@@ -326,3 +326,65 @@ def test_new_batches_are_leased_before_retries(connection: Connection) -> None:
     call_exchange(connection, job, Report(held.token, 1, failures(0)), count=0)
     assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [2, 3]
     assert seqs(lease(connection, job, count=5, now=NOW + 100)) == [0]
+
+
+def hooked_job(connection: Connection, *failed: int) -> str:
+    """Store a job of three batches that are all resolved, some as dead letters, and its hook."""
+    job = put_job(connection, 3, max_attempts=1)
+    add_hook(connection, job)
+    assert call_exchange(connection, job, Report(lease(connection, job).token, 2, failures(*failed))) == LeaseReply(
+        is_done=True
+    )
+    for _ in range(2):  # as the next operator does
+        add_hook(connection, job)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("failed", "raised", "status", "message", "traceback"),
+    [
+        ((), False, JobStatus.SUCCEEDED, "", ""),
+        ((0, 2), False, JobStatus.COMPLETED_WITH_FAILURES, "2 of 3 batches are dead letters", ""),
+        ((0,), True, JobStatus.WORKER_ERROR, f"on_job_complete raised ValueError: {HOOK_SEQ}", "Traceback …"),
+    ],
+    ids=["succeeded", "with dead letters", "hook raised"],
+)
+def test_the_completion_hook_is_the_last_range_and_its_report_ends_the_job(
+    connection: Connection, failed: tuple[int, ...], raised: bool, status: JobStatus, message: str, traceback: str
+) -> None:
+    assert HOOK_SEQ == KEYS_PER_JOB - 1
+    job = hooked_job(connection, *failed)
+    hook = lease(connection, job)
+    assert seqs(hook) == [HOOK_SEQ] and hook.is_hook
+    assert call_exchange(connection, job).lease is None
+    report = Report(
+        hook.token, HOOK_SEQ, failures(HOOK_SEQ) if raised else (), ((HOOK_SEQ, b"1"),) if not raised else ()
+    )
+    assert call_exchange(connection, job, report) == LeaseReply(is_done=True)
+    record, before = job_of(connection, job), dump(connection)
+    assert (record.status, record.message, record.traceback, record.ended_at) == (status, message, traceback, NOW)
+    assert (record.counts.batches, record.counts.failed, record.counts.results) == (3, len(failed), 0)
+    assert call_exchange(connection, job, report).lost == (hook.token,)
+    add_hook(connection, job)
+    assert dump(connection) == before
+
+
+def test_the_third_death_in_the_completion_hook_ends_the_job(connection: Connection) -> None:
+    job = hooked_job(connection, 1)
+    lease(connection, job)
+    release(connection, "w", 1, WorkerDeath("killed", job, 2), NOW)  # something that a batch left behind
+    lease(connection, job)
+    release(connection, "w", 1, None, NOW)
+    first = lease(connection, job)
+    release(connection, "w", 1, WorkerDeath("killed", job, HOOK_SEQ), NOW)
+    assert call_exchange(connection, job, Report(first.token, HOOK_SEQ), count=0).lost == (first.token,)
+    lease(connection, job)
+    expire(connection, NOW + LEASE_S)
+    lease(connection, job)
+    assert job_of(connection, job).status is JobStatus.COMPLETING
+    release(connection, "w", 1, WorkerDeath("segmentation fault", job, HOOK_SEQ), NOW)
+    record = job_of(connection, job)
+    message = "the worker's process died 3 times in on_job_complete, the last time: segmentation fault"
+    assert (record.status, record.message) == (JobStatus.WORKER_ERROR, message)
+    assert record.counts.failed_attempts == 1, "that of the batch"
+    assert not call_exchange(connection, job).lease

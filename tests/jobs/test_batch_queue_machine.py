@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import Connection, Engine, select
 
-from cortex.jobs.batch_queue import LEASE_S, exchange
+from cortex.jobs.batch_queue import LEASE_S, add_hook, exchange
 from cortex.jobs.lease_expiry import WorkerDeath, expire, release, renew
 from cortex.jobs.records import open_ledger
-from cortex.jobs.spec import BatchFailure, LeaseReply, Report
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure, LeaseReply, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.database import JOB_MIGRATIONS, open_jobs, open_sqlite
 from cortex.state.tables import dead_letters, first_key, jobs, results
@@ -108,6 +108,13 @@ class QueueMachine(RuleBasedStateMachine):
     def lease(self, data: st.DataObject, worker: tuple[str, int], count: int, size: int) -> None:
         job = data.draw(st.sampled_from(sorted(self.jobs)))
         self.exchange(job, worker, [], count, size)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def add_the_hook(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.jobs)))
+        with self.engine.begin() as connection:
+            add_hook(connection, job)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), lease_next=st.booleans())
@@ -239,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
             held.token,
             done[-1],
             tuple(BatchFailure(seq, "ValueError: bad") for seq in sorted(failed)),
-            tuple((seq, value) for seq in done if seq not in failed),
+            tuple((seq, value) for seq in done if seq not in failed and seq != HOOK_SEQ),
             seconds=0.5,
         )
 
@@ -272,13 +279,17 @@ class QueueMachine(RuleBasedStateMachine):
                 with self.engine.begin() as connection:
                     leased = exchange(connection, job_id, "last", 1, reports, 4, 1000, self.now)
                     assert not leased.lost
-                if leased.is_done:
-                    break
+                    ledger = open_ledger(connection, job_id)
+                    assert ledger is not None
+                    if ledger.status.is_over:
+                        break
+                    add_hook(connection, job_id)
                 reports = []
                 if leased.lease:
                     seqs = [batch.seq for batch in leased.lease.batches]
-                    reports = [Report(leased.lease.token, seqs[-1], (), tuple((seq, b"0") for seq in seqs))]
-                    model.recorded |= dict.fromkeys(seqs, b"0")
+                    returned = {} if leased.lease.is_hook else dict.fromkeys(seqs, b"0")
+                    reports = [Report(leased.lease.token, seqs[-1], (), tuple(returned.items()))]
+                    model.recorded |= returned
                 else:
                     self.now += LEASE_S + 31
                     with self.engine.begin() as connection:
@@ -286,8 +297,8 @@ class QueueMachine(RuleBasedStateMachine):
             with self.engine.begin() as connection:
                 check_jobs(connection)
                 job = connection.execute(select(jobs).where(jobs.c.id == job_id)).one()
-                assert job.status in (JobStatus.COMPLETING, JobStatus.STOPPED)
-                if job.status == JobStatus.COMPLETING:
+                assert JobStatus(job.status).is_over
+                if job.status != JobStatus.STOPPED:
                     assert not open_seqs(connection, job.number)
                     dead = connection.execute(select(dead_letters.c.key)).scalars().all()
                     gone = {key - first_key(job.number) for key in dead if key // first_key(1) == job.number}

@@ -1,24 +1,34 @@
 from __future__ import annotations
 
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, insert, inspect, text, update
+from sqlalchemy import Connection, Engine, insert, inspect, select, text, update
 from sqlalchemy.exc import OperationalError
 
 from cortex.config.schema import Api
 from cortex.errors import DatabaseUnavailableError, DatabaseVersionError
-from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
+from cortex.jobs.batch_queue import LEASE_S, add_hook, exchange
+from cortex.jobs.lease_expiry import expire
+from cortex.jobs.records import put_mark, read_job, read_marks
+from cortex.jobs.spec import Report
+from cortex.lifecycle import JobStatus
+from cortex.state.database import JOB_MIGRATIONS, MIGRATIONS, open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiStore
-from cortex.state.tables import apis, metadata, schema_version, serving_revisions
+from cortex.state.tables import apis, leases, metadata, pending, schema_version, serving_revisions
 from harness import TESTS
+from harness.jobs.job_checks import check_jobs, put_job
 
 pytestmark = pytest.mark.usefixtures("real_databases")
 
 #: Migrations of version 0.1.0, which kept no history.
 _BEFORE_HISTORY = 7
+#: The lease of a completion hook in versions that kept it in a mark.
+HELD = '{"token":"t","worker":"w","pid":7}'
 
 
 def test_opening_creates_all_tables_and_is_idempotent(tmp_path: Path) -> None:
@@ -65,6 +75,48 @@ def test_the_history_of_an_older_database_begins_with_what_serves_and_what_does_
         "failing": [(2, "r2", "upgrade", False), (1, "r1", "upgrade", True)],
         "new": [(1, "r2", "upgrade", False)],
     }
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ({"worker:w": ""}, (JobStatus.COMPLETING, "", [])),
+        ({"hook": HELD}, (JobStatus.COMPLETING, "", [("t", "w", 7, 0)])),
+        ({"hook": HELD, "hook_deaths": "2"}, (JobStatus.COMPLETING, "", [("t", "w", 7, 2)])),
+        ({"hook": "", "hook_deaths": "1"}, (JobStatus.COMPLETING, "", [1])),
+        (
+            {"hook": HELD, "hook_outcome": '{"error":"E: x","traceback":"tb"}'},
+            (JobStatus.WORKER_ERROR, "on_job_complete raised E: x", []),
+        ),
+        ({"hook": HELD, "hook_outcome": '{"error":"","traceback":""}'}, (JobStatus.SUCCEEDED, "", [])),
+    ],
+    ids=["not begun", "held", "held after two deaths", "lost", "raised", "succeeded"],
+)
+def test_the_completion_hook_of_an_older_database_continues_where_it_is(
+    marks: dict[str, str], expected: tuple[JobStatus, str, list[Any]], tmp_path: Path
+) -> None:
+    old = open_sqlite(tmp_path / "jobs.db", JOB_MIGRATIONS[:4])
+    with old.begin() as connection:
+        job = put_job(connection, 1)
+        leased = exchange(connection, job, "w", 7, [], 1, 100, 1000.0).lease
+        assert leased is not None
+        exchange(connection, job, "w", 7, [Report(leased.token, 0)], 0, 0, 1000.0)
+        for name, value in marks.items():
+            put_mark(connection, job, name, value)
+    old.dispose()
+    with open_jobs_sqlite(tmp_path / "jobs.db").begin() as connection:
+        record = read_job(connection, job)
+        assert record is not None
+        held = connection.execute(select(leases.c.token, leases.c.worker, leases.c.pid, leases.c.attempts)).all()
+        waiting = connection.execute(select(pending.c.attempts)).scalars().all()
+        assert (record.status, record.message, [*map(tuple, held), *waiting]) == expected
+        assert record.traceback == ("tb" if "raised" in record.message else "")
+        assert read_marks(connection, job) == {name: "" for name in marks if name.startswith("worker:")}
+        check_jobs(connection, has_results=False)
+        add_hook(connection, job)
+        if not record.status.is_over:
+            expire(connection, time.time() + LEASE_S)
+            assert exchange(connection, job, "w", 8, [], 1, 100, time.time()).lease is not None or "2" in marks.values()
 
 
 def spec(name: str) -> Api:

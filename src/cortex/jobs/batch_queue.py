@@ -8,6 +8,9 @@
                                                             └──────────────────────┘
                                                               expired or released
 
+The last range is the completion hook, `on_job_complete`: `add_hook` appends it once all batches are resolved and their
+results are written. Its report ends the job; an exception is final, and only the death of its process is retried.
+
 An unresolved batch is in exactly one place: one range of `pending`, or one lease at or after its `next`. A report and
 a renewal name the lease's token, so a worker that lost its lease changes nothing.
 """
@@ -24,7 +27,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, literal
 from cortex.errors import ConflictError, InputError, NotFoundError
 from cortex.jobs.records import JobLedger, Presence, make_visible, open_ledger
 from cortex.jobs.retry_policy import FailedBatch, FailureAction, delay_s, failure_action, split_payload
-from cortex.jobs.spec import Lease, LeasedBatch, LeaseReply, NewBatch, Report
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure, Lease, LeasedBatch, LeaseReply, NewBatch, Report
 from cortex.lifecycle import JobStatus
 from cortex.state.tables import (
     KEYS_PER_JOB,
@@ -40,6 +43,9 @@ from cortex.state.tables import (
 
 #: Duration of a lease without a renewal.
 LEASE_S = 30.0
+
+#: Maximum number of processes that may die in the completion hook.
+_HOOK_ATTEMPTS = 3
 
 NO_DATA_FOUND = "unable to enqueue batches because no data was found"
 
@@ -215,7 +221,8 @@ def exchange(
         if lease is None:
             opens_at = connection.execute(_OPENS_AT, {"job": ledger.number}).scalar()
     ledger.save(connection, now)
-    return LeaseReply(lease, lost, not ledger.is_leasable, opens_at)
+    is_done = ledger.status not in (JobStatus.PENDING, JobStatus.RUNNING)
+    return LeaseReply(lease, lost, is_done, opens_at)
 
 
 def return_to_pending(connection: Connection, ledger: JobLedger, lease: Row[Any], first: int, last: int) -> None:
@@ -238,6 +245,46 @@ def record_failures(connection: Connection, ledger: JobLedger, failures: list[Fa
             _add_dead_letter(connection, ledger, failed, now)
     if retries:
         connection.execute(_INSERT_RANGE, retries)
+
+
+# The completion hook.
+
+
+def has_hook(connection: Connection, number: int) -> bool:
+    """Return whether the completion hook of a job has been added to its queue."""
+    return connection.execute(_BATCH, {"at": first_key(number) + HOOK_SEQ}).first() is not None
+
+
+def add_hook(connection: Connection, job_id: str) -> None:
+    """Append the completion hook to the queue of a completing job, once."""
+    ledger = open_ledger(connection, job_id)
+    if ledger is None or ledger.status is not JobStatus.COMPLETING or has_hook(connection, ledger.number):
+        return
+    row = {"key": first_key(ledger.number) + HOOK_SEQ, "items": 0, "first_item": ledger.items, "payload": b""}
+    insert_rows(connection, batches, [row])
+    _insert_range(connection, ledger.number, HOOK_SEQ, HOOK_SEQ)
+
+
+def fail_hook(connection: Connection, ledger: JobLedger, lease: Row[Any], cause: str, now: float) -> None:
+    """Count a death in the completion hook: the hook runs again, or the job ends."""
+    attempts = lease.attempts + 1
+    if attempts < _HOOK_ATTEMPTS:
+        _insert_range(connection, ledger.number, HOOK_SEQ, HOOK_SEQ, attempts)
+    else:
+        message = f"the worker's process died {attempts} times in on_job_complete, the last time: {cause}"
+        ledger.move(JobStatus.WORKER_ERROR, now, message)
+
+
+def _end_job(ledger: JobLedger, failures: Sequence[BatchFailure], now: float) -> None:
+    """End a job whose completion hook has run."""
+    if failures:
+        error, traceback = failures[0].error, failures[0].traceback
+        ledger.move(JobStatus.WORKER_ERROR, now, f"on_job_complete raised {error}", traceback)
+    elif ledger.failed:
+        message = f"{ledger.failed} of {ledger.batches} batches are dead letters"
+        ledger.move(JobStatus.COMPLETED_WITH_FAILURES, now, message)
+    else:
+        ledger.move(JobStatus.SUCCEEDED, now)
 
 
 def count_items(connection: Connection, number: int, first: int, last: int) -> int:
@@ -278,6 +325,9 @@ def _record(connection: Connection, ledger: JobLedger, worker: str, pid: int, re
     failures = [failure for failure in report.failures if failure.seq >= lease.next]
     returned = [result for result in report.results if result[0] >= lease.next]
     _check_report(report, {failure.seq for failure in failures})
+    if lease.last == HOOK_SEQ:
+        _end_job(ledger, failures, now)
+        return True
     if failures or returned:
         shapes = _shapes(connection, ledger.number, lease.next, report.upto)
         items = sum(shape.items for shape in shapes.values())

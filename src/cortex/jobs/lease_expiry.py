@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, update
 
-from cortex.jobs.batch_queue import LEASE_S, count_items, record_failures, return_to_pending
+from cortex.jobs.batch_queue import LEASE_S, count_items, fail_hook, record_failures, return_to_pending
 from cortex.jobs.records import JobLedger, open_numbered_ledger
 from cortex.jobs.retry_policy import MAX_DELAY_S, FailedBatch
-from cortex.jobs.spec import BatchFailure
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure
 from cortex.state.tables import jobs, leases, pending
 
 #: Error of a batch whose process died.
@@ -128,6 +128,9 @@ def _end(
 
 
 def _fail(connection: Connection, ledger: JobLedger, lease: Row[Any], seq: int, cause: str, now: float) -> None:
+    if seq == HOOK_SEQ:
+        fail_hook(connection, ledger, lease, cause, now)
+        return
     items = count_items(connection, ledger.number, seq, seq)
     failure = BatchFailure(seq, DEATH_ERROR.format(cause=cause))
     record_failures(connection, ledger, [FailedBatch(failure, lease.attempts + 1, lease.is_part, items)], now)

@@ -359,8 +359,8 @@ class JobLedger:
 
     @property
     def is_leasable(self) -> bool:
-        """Return True if batches of the job can be leased and reported."""
-        return self.status in (JobStatus.PENDING, JobStatus.RUNNING)
+        """Return True if batches of the job, or its completion hook, can be leased and reported."""
+        return self.status in (JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETING)
 
     @property
     def open(self) -> int:

@@ -20,6 +20,9 @@ from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
 #: Default number of attempts before a batch is a dead letter, the first one included.
 MAX_ATTEMPTS = 3
 
+#: Number of a job's completion hook, the last range of its queue: the highest one whose key belongs to the job.
+HOOK_SEQ = 2**32 - 1
+
 #: Key in the stored source of a job that a schedule submitted: the due time, UNIX seconds.
 SCHEDULED_FOR = "scheduled_for"
 #: Key in the stored source of a job that was submitted through its API's endpoint, without a token of the operator.
@@ -244,6 +247,11 @@ class Lease:
     token: str
     batches: tuple[LeasedBatch, ...]
 
+    @property
+    def is_hook(self) -> bool:
+        """Return True if the worker calls `on_job_complete`, the last range of a job."""
+        return self.batches[-1].seq == HOOK_SEQ
+
 
 @dataclass(frozen=True)
 class BatchFailure:
@@ -328,7 +336,6 @@ class ExchangeReply:
     lease: Lease | None = None
     lost: tuple[str, ...] = ()
     is_done: bool = False  #: the job has no more work for this worker
-    hook: str | None = None  #: token of the job's last lease: this worker calls `on_job_complete`
     stop: bool = False
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 
-from sqlalchemy import Connection, insert, inspect, select
+from sqlalchemy import Connection, delete, insert, inspect, select, update
 
 from cortex.state.tables import (
+    KEYS_PER_JOB,
     api_history,
     api_keys,
     api_versions,
     apis,
     audit_log,
+    batches,
     drifts,
     facts,
+    first_key,
     folded_replicas,
+    job_marks,
     job_metadata,
+    jobs,
+    leases,
     metric_totals,
     operator_tokens,
+    pending,
     project_parts,
     schedules,
     serving_revisions,
@@ -65,6 +74,39 @@ def _add_skipped_runs(connection: Connection) -> None:
     for column in ("skipped INTEGER DEFAULT '0' NOT NULL", "last_skip_at FLOAT", "last_skip_job_id VARCHAR(16)"):
         if column.split()[0] not in there:
             connection.exec_driver_sql(f"ALTER TABLE schedules ADD COLUMN {column}")
+
+
+def _queue_hooks(connection: Connection) -> None:
+    """Make each completion hook that has begun the last range of its job's queue, or end its job if it has ended.
+
+    Until now, three marks held its lease, the number of processes that had died in it, and its outcome.
+    """
+    names = ("hook", "hook_deaths", "hook_outcome")
+    now, seq = time.time(), KEYS_PER_JOB - 1
+    for job in connection.execute(select(jobs).where(jobs.c.status == "completing")).all():
+        of_job = select(job_marks).where(job_marks.c.number == job.number, job_marks.c.name.in_(names))
+        marks = {mark.name: mark.value for mark in connection.execute(of_job)}
+        if not marks:
+            continue
+        if "hook_outcome" in marks:
+            outcome = json.loads(marks["hook_outcome"])
+            end = {"status": "succeeded", "message": "", "traceback": outcome["traceback"], "ended_at": now}
+            if outcome["error"]:
+                end |= {"status": "worker_error", "message": f"on_job_complete raised {outcome['error']}"}
+            elif job.failed:
+                message = f"{job.failed} of {job.batches} batches are dead letters"
+                end |= {"status": "completed_with_failures", "message": message}
+            connection.execute(update(jobs).where(jobs.c.number == job.number).values(end))
+            continue
+        row = {"key": first_key(job.number) + seq, "items": 0, "first_item": job.items, "payload": b""}
+        connection.execute(insert(batches).values(row))
+        values = {"number": job.number, "last": seq, "attempts": int(marks.get("hook_deaths", "0")), "is_part": False}
+        if holder := marks.get("hook"):
+            held = {"next": seq, "expires_at": now, **json.loads(holder)}  # the operator renews all leases as it starts
+            connection.execute(insert(leases).values({**values, **held}))
+        else:
+            connection.execute(insert(pending).values({**values, "first": seq, "not_before": 0.0}))
+    connection.execute(delete(job_marks).where(job_marks.c.name.in_(names)))
 
 
 def _create_facts(connection: Connection) -> None:
@@ -134,4 +176,10 @@ MIGRATIONS: tuple[Migration, ...] = (
     _create_signatures,
     _mark_new_fields,
 )
-JOB_MIGRATIONS: tuple[Migration, ...] = (_create_jobs, _add_schedules, _add_workloads, _add_skipped_runs)
+JOB_MIGRATIONS: tuple[Migration, ...] = (
+    _create_jobs,
+    _add_schedules,
+    _add_workloads,
+    _add_skipped_runs,
+    _queue_hooks,
+)

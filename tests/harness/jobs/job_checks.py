@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from cortex.jobs import batch_queue
 from cortex.jobs.records import Presence, insert_job
-from cortex.jobs.spec import JobOptions, JobOrigin, NewBatch
+from cortex.jobs.spec import HOOK_SEQ, JobOptions, JobOrigin, NewBatch
 from cortex.lifecycle import JobStatus
 from cortex.state.tables import batches, dead_letters, first_key, job_metadata, jobs, leases, pending, results
 
@@ -67,7 +67,9 @@ def check_jobs(connection: Connection, has_results: bool = True) -> None:
         returned = _rows(connection, job.number, results)
         opened = open_seqs(connection, job.number)
         held = connection.execute(select(leases).where(leases.c.number == job.number)).all()
-        assert status in (JobStatus.PENDING, JobStatus.RUNNING) or not held
+        assert status in (JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMPLETING) or not held
+        has_hook, hooks = there.pop(HOOK_SEQ, None) is not None, opened.pop(HOOK_SEQ, 0)
+        assert hooks == (1 if status is JobStatus.COMPLETING and has_hook else 0) or status.is_over
         assert all(count == 1 for count in opened.values()), f"a batch is open twice: {opened}"
         assert job.failed == len(dead)
         assert job.failed_items == sum(row.items for row in dead.values())

@@ -164,11 +164,6 @@ class MemoryWorkers:
         self._record("renew", worker, pid, tokens)
         return RenewalReply(lost=tuple(tokens[1:]))
 
-    async def hook_done(
-        self, worker: str, pid: int, job_id: str, token: str, error: str | None, traceback: str
-    ) -> None:
-        self._record("hook", worker, pid, job_id, token, error, traceback)
-
     def _record(self, *call: Any) -> None:
         if call[1] == "gone":
             raise NotFoundError("gone is not a worker of this operator")

@@ -17,6 +17,7 @@ from typing import Any
 
 from cortex.jobs.http import wire
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     ExchangeReply,
@@ -57,7 +58,7 @@ class ScriptedJob:
     failures: list[BatchFailure] = field(default_factory=list)
     results: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
-    hooks: list[wire.HookReport] = field(default_factory=list)
+    hooks: list[BatchFailure | None] = field(default_factory=list)  #: outcome of each hook
     hook_given: bool = False
     is_over: bool = False
     held: dict[str, _Held] = field(default_factory=dict)
@@ -174,7 +175,8 @@ class ScriptedOperator:
         if not job.held:
             if job.has_hook and not job.hook_given:
                 job.hook_given = True
-                return ExchangeReply(hook="hook-1")
+                job.held["hook-1"] = _Held(asked.pid, HOOK_SEQ, HOOK_SEQ, (HOOK_SEQ,))
+                return ExchangeReply(lease=Lease("hook-1", (LeasedBatch(HOOK_SEQ, b""),)))
             if not job.has_hook:
                 job.is_over = True
                 return ExchangeReply(is_done=True)
@@ -188,6 +190,11 @@ class ScriptedOperator:
         held = job.held.get(report.token)
         if held is None or not held.next <= report.upto <= held.last:
             return False
+        if report.upto == HOOK_SEQ:
+            job.hooks.append(report.failures[0] if report.failures else None)
+            job.is_over = True
+            self._turn.notify_all()
+            return True
         failed = {failure.seq for failure in report.failures}
         job.failures += report.failures
         job.succeeded += [seq for seq in held.seqs if held.next <= seq <= report.upto and seq not in failed]
@@ -202,15 +209,8 @@ class ScriptedOperator:
     def renew(self, renewal: wire.RenewalRequest) -> RenewalReply:
         with self._turn:
             self.renewals.append(renewal)
-            known = {token for job in self.jobs for token in job.held} | {"hook-1"}
+            known = {token for job in self.jobs for token in job.held}
             return RenewalReply(tuple(token for token in renewal.tokens if token not in known), self.stop)
-
-    def hook(self, done: wire.HookReport) -> None:
-        with self._turn:
-            job = next(job for job in self.jobs if job.id == done.job)
-            job.hooks.append(done)
-            job.is_over = True
-            self._turn.notify_all()
 
     def answer(self, path: str, authorization: str, body: bytes) -> tuple[int, bytes]:
         if self.refuse_with is not None:
@@ -226,10 +226,7 @@ class ScriptedOperator:
                 self.swallow_answers -= 1
                 return 0, b""
             return 200, answer
-        if name == "renew":
-            return 200, wire.write(self.renew(wire.parse(wire.RenewalRequest, body)))
-        self.hook(wire.parse(wire.HookReport, body))
-        return 200, b"{}"
+        return 200, wire.write(self.renew(wire.parse(wire.RenewalRequest, body)))
 
 
 class _Handler(BaseHTTPRequestHandler):

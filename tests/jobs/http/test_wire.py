@@ -29,6 +29,7 @@ from cortex.jobs.http.wire import (
     write_joined,
 )
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     ExchangeReply,
@@ -65,12 +66,11 @@ def test_an_exchange_round_trips(sent: list[Report], pid: int, job_id: str, wait
     assert parse_exchange(write_exchange(exchange)) == exchange
 
 
-@given(st.none() | st.tuples(texts, st.lists(payloads, min_size=1, max_size=5)), st.lists(texts), st.none() | texts)
-def test_an_exchange_reply_round_trips(
-    leased: tuple[str, list[bytes]] | None, lost: list[str], hook: str | None
-) -> None:
-    lease = Lease(leased[0], tuple(LeasedBatch(7 + n, p) for n, p in enumerate(leased[1]))) if leased else None
-    answer = ExchangeReply(lease, tuple(lost), is_done=lease is None, hook=hook, stop=bool(lost))
+@given(st.none() | st.tuples(texts, st.lists(payloads, max_size=5)), st.lists(texts))
+def test_an_exchange_reply_round_trips(leased: tuple[str, list[bytes]] | None, lost: list[str]) -> None:
+    hook = (LeasedBatch(HOOK_SEQ, b""),)
+    lease = Lease(leased[0], tuple(LeasedBatch(7 + n, p) for n, p in enumerate(leased[1])) or hook) if leased else None
+    answer = ExchangeReply(lease, tuple(lost), is_done=lease is None, stop=bool(lost))
     assert parse_exchanged(write_exchanged(answer)) == answer
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from cortex.jobs.http import wire
-from cortex.jobs.http.wire import ExchangeRequest, HookReport, RenewalRequest
+from cortex.jobs.http.wire import ExchangeRequest, RenewalRequest
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     ExchangeReply,
@@ -55,11 +56,25 @@ def test_an_exchange_forwards_reports_and_returns_a_lease(server: JobsServer) ->
     assert server.workers.calls == [("exchange", "sum-1", 4711, "7fff", reports, 8, 1000, 0.5)]
 
 
-def test_leases_are_renewed_and_hooks_reported(server: JobsServer) -> None:
+def test_leases_are_renewed(server: JobsServer) -> None:
     status, body = server.as_worker("renew", wire.write(RenewalRequest(4711, ("a", "b"))))
     assert (status, wire.parse(RenewalReply, body)) == (200, RenewalReply(lost=("b",)))
-    assert server.as_worker("hook", wire.write(HookReport(4711, "7fff", "t", "E", "tb"))) == (200, b"{}")
-    assert server.workers.calls[1] == ("hook", "sum-1", 4711, "7fff", "t", "E", "tb")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failures"),
+    [(b'"error":"E","traceback":"tb"', (BatchFailure(HOOK_SEQ, "E", "tb"),)), (b'"error":null,"traceback":""', ())],
+    ids=["raised", "returned"],
+)
+def test_the_hook_of_a_worker_of_an_older_version_is_a_report(
+    server: JobsServer, outcome: bytes, failures: tuple[BatchFailure, ...]
+) -> None:
+    server.workers.exchanged = ExchangeReply(Lease("t", (LeasedBatch(HOOK_SEQ, b""),)))
+    _, body = server.as_worker("exchange", wire.write_exchange(ExchangeRequest(4711, "7fff")))
+    assert json.loads(body) == {"lease": None, "lost": [], "done": False, "hook": "t", "stop": False}
+    sent = b'{"pid":4711,"job":"7fff","token":"t",%b}' % outcome
+    assert server.as_worker("hook", sent) == (200, b"{}")
+    assert server.workers.calls[1] == ("exchange", "sum-1", 4711, "7fff", (Report("t", HOOK_SEQ, failures),), 0, 0, 0.0)
 
 
 def test_a_wait_is_limited(server: JobsServer) -> None:

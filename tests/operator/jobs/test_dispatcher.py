@@ -1,4 +1,4 @@
-"""Assignments, leases and completion hooks of the dispatcher."""
+"""Assignments and leases of the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cortex.errors import ConflictError, NotFoundError
+from cortex.jobs.batch_queue import add_hook
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     ExchangeReply,
@@ -24,8 +26,7 @@ from cortex.jobs.spec import (
     Workload,
 )
 from cortex.jobs.store import JobStore
-from cortex.lifecycle import JobStatus
-from cortex.operator.jobs.dispatcher import Dispatcher, HookLost, HookOutcome
+from cortex.operator.jobs.dispatcher import Dispatcher
 from harness.jobs.job_store import open_job_store
 from harness.wait import PATIENCE_S
 
@@ -160,22 +161,28 @@ async def test_a_reassigned_worker_can_report_but_gets_no_lease(tmp_path: Path) 
         assert stored.counts.succeeded == 1
 
 
-async def test_exactly_one_worker_gets_the_completion_hook(tmp_path: Path) -> None:
+async def test_one_worker_gets_the_completion_hook_and_has_then_left_the_job(tmp_path: Path) -> None:
     async with open_scene(tmp_path) as scene:
         scene.assign("w1")
         scene.assign("w2")
         await scene.resolve_all("w1")
-        assert (await scene.lease("w1", batches=0)).hook is None
-        hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
+        assert scene.resolved == 1
+        waiting = asyncio.create_task(scene.lease("w1", wait_s=PATIENCE_S))
         await asyncio.sleep(0)
-        first = await scene.lease("w1", wait_s=PATIENCE_S)
-        second = await scene.lease("w2", wait_s=0.05)
-        assert first.hook
-        assert second.hook is None
-        with pytest.raises(ConflictError):
-            await scene.dispatcher.hook_done("w2", 1, scene.job.id, first.hook, None)
-        await scene.dispatcher.hook_done("w1", 1, scene.job.id, first.hook, "ValueError: x", "File p.py")
-        assert await hook == HookOutcome("ValueError: x", "File p.py")
+        await scene.store.write(add_hook, scene.job.id)
+        scene.dispatcher.wake(scene.job.id)
+        hook = (await waiting).lease
+        assert hook.is_hook
+        assert (await scene.lease("w2", wait_s=0.05)).lease is None
+        stolen = await scene.lease("w2", Report(hook.token, HOOK_SEQ))
+        assert (stolen.lost, stolen.is_done) == ((hook.token,), False)
+        failed = BatchFailure(HOOK_SEQ, "ValueError: x", "File p.py")
+        assert (await scene.lease("w1", Report(hook.token, HOOK_SEQ, (failed,)))).is_done
+        assert scene.resolved == 3
+        assert await scene.dispatcher.join("w1", 1, 0.01) is None, "its next process waits for another job"
+        stored = await scene.store.get(scene.job.id)
+        assert stored is not None
+        assert (stored.message, stored.traceback) == ("on_job_complete raised ValueError: x", "File p.py")
 
 
 async def test_counts_the_workers_that_have_constructed_the_class(tmp_path: Path) -> None:
@@ -196,23 +203,6 @@ async def test_counts_the_workers_that_have_constructed_the_class(tmp_path: Path
         assert await workers(scene) == 1
         await scene.lease("w2", batches=1)  # it finds no batch
         assert await workers(scene) == 2
-
-
-async def test_a_worker_that_dies_loses_the_completion_hook(tmp_path: Path) -> None:
-    async with open_scene(tmp_path) as scene:
-        scene.assign("w")
-        await scene.resolve_all("w")
-        assert scene.resolved
-        stored = await scene.store.get(scene.job.id)
-        assert stored is not None
-        assert stored.status is JobStatus.COMPLETING
-        hook = asyncio.create_task(scene.dispatcher.run_hook(scene.job.id))
-        await asyncio.sleep(0)
-        token = (await scene.lease("w", wait_s=PATIENCE_S)).hook
-        scene.dispatcher.release_hooks("w", 1, "segmentation fault")
-        assert await hook == HookLost("segmentation fault")
-        with pytest.raises(ConflictError):
-            await scene.dispatcher.hook_done("w", 1, scene.job.id, token or "", None)
 
 
 async def test_a_lease_whose_response_was_lost_is_released_at_once(tmp_path: Path) -> None:

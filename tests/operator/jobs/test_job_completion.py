@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cortex.home import Home
-from cortex.jobs.spec import Assignment, JobOptions, JobOrigin, JobRecord, NewBatch, Report
+from cortex.jobs.spec import HOOK_SEQ, Assignment, JobOptions, JobOrigin, JobRecord, NewBatch, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.operator.jobs.completion import JobCompletion, JobLog
@@ -61,8 +61,8 @@ class Scene:
                     return record
                 self.completion.begin(record, lambda: None)
                 asked = await self.dispatcher.exchange("w", 7, job.id, (), 1, 1000, 0.05)
-                if asked.hook:
-                    await self.dispatcher.hook_done("w", 7, job.id, asked.hook, None)
+                if asked.lease:
+                    await self.dispatcher.exchange("w", 7, job.id, (Report(asked.lease.token, HOOK_SEQ),), 0, 0, 0)
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def opened(folder: Path) -> AsyncIterator[Scene]:
     store, logger = JobStore(engine), Logger("test")
     await store.startup()
     dispatcher = Dispatcher(store, lambda: None)
-    completion = JobCompletion(store, dispatcher, JobLog(Home(folder)), {}, logger)
+    completion = JobCompletion(store, JobLog(Home(folder)), {}, logger)
     try:
         yield Scene(folder, store, dispatcher, completion)
     finally:

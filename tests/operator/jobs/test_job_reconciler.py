@@ -16,6 +16,7 @@ from cortex.engine.environment import Prepared
 from cortex.errors import BusyError, ConflictError, CortexError, EnvironmentBuildError, SubmissionError, TooLargeError
 from cortex.home import Home
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     DelimitedFiles,
@@ -101,8 +102,8 @@ class Scene:
     async def complete(self, worker: str, job: JobRecord, pid: int = 1) -> None:
         """Play the worker that calls `on_job_complete`, which succeeds."""
         asked = await self.exchange(worker, job, pid=pid, wait_s=PATIENCE_S)
-        assert asked.hook is not None
-        await self.reconciler.dispatcher.hook_done(worker, pid, job.id, asked.hook, None)
+        assert asked.lease is not None and asked.lease.is_hook
+        assert (await self.exchange(worker, job, Report(asked.lease.token, HOOK_SEQ), pid=pid)).is_done
 
     async def over(self, job: JobRecord) -> JobRecord:
         """Wait until a job is over."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from cortex.worker.jobs.shared_state import HOOK, SharedJobState
+from cortex.jobs.spec import HOOK_SEQ
+from cortex.worker.jobs.shared_state import SharedJobState
 
 
 def test_a_batch_is_running_from_begin_to_end() -> None:
@@ -14,7 +15,7 @@ def test_a_batch_is_running_from_begin_to_end() -> None:
     state.end()
     assert (state.running_batch, state.previous_batch) == ("", "7fff:12")
     assert state.deadline_ns == 0
-    state.begin(HOOK)
+    state.begin(HOOK_SEQ)
     assert (state.running_batch, state.previous_batch) == ("7fff:hook", "")
     assert state.deadline_ns == 0
     state.enter_job("6fff", 30)

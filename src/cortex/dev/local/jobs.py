@@ -22,6 +22,7 @@ from cortex.jobs.intake.files import located_batches
 from cortex.jobs.intake.items import split_items
 from cortex.jobs.intake.submission import SubmissionLimits, parse_body
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     TASK_BATCH,
     Assignment,
     BatchFailure,
@@ -47,7 +48,6 @@ from cortex.payloads.signature import ApiSignature
 from cortex.predictor.batch import BatchCode
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.worker.jobs.job_run import JobRun, WorkloadRun
-from cortex.worker.jobs.operator_client import CompletionHook
 from cortex.worker.jobs.shared_state import SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.worker.monitoring.request_log import write_log
@@ -86,7 +86,7 @@ class LocalJob:
 
 
 class _LocalLeases:
-    """All batches of a job as one lease, then its completion hook."""
+    """All batches of a job and its completion hook, as one lease."""
 
     def __init__(
         self,
@@ -96,9 +96,8 @@ class _LocalLeases:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         batches = tuple(LeasedBatch(seq, payload) for seq, payload in enumerate(payloads))
-        self._tasks: deque[ActiveLease | CompletionHook] = deque([ActiveLease(Lease("local", batches))])
-        if has_hook:
-            self._tasks.append(CompletionHook("local"))
+        hook = (LeasedBatch(HOOK_SEQ, b""),) if has_hook else ()
+        self._leases = deque([ActiveLease(Lease("local", batches + hook))])
         self._outcomes = outcomes
         self._is_stopped = is_stopped
         self.hook_error = ""
@@ -107,17 +106,17 @@ class _LocalLeases:
     def is_ending(self) -> bool:
         return self._is_stopped()
 
-    def next_task(self) -> ActiveLease | CompletionHook | None:
-        return self._tasks.popleft() if self._tasks and not self.is_ending else None
+    def next_lease(self) -> ActiveLease | None:
+        return self._leases.popleft() if self._leases and not self.is_ending else None
 
     def done(self, outcome: BatchOutcome, /) -> None:
-        self._outcomes.append(outcome)
+        if outcome.seq != HOOK_SEQ:
+            self._outcomes.append(outcome)
+        elif outcome.failure is not None:
+            self.hook_error = outcome.failure.error
 
     def work_done(self, batches: int, seconds: float) -> None:
         """Size no further lease."""
-
-    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
-        self.hook_error = error or ""
 
 
 class JobsApi:

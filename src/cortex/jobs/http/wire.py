@@ -16,6 +16,7 @@ import orjson
 
 from cortex.errors import WorkerMessageError
 from cortex.jobs.spec import (
+    HOOK_SEQ,
     Assignment,
     BatchFailure,
     ExchangeReply,
@@ -75,7 +76,7 @@ class RenewalRequest:
 
 @dataclass(frozen=True)
 class HookReport:
-    """Outcome of `on_job_complete`."""
+    """Outcome of `on_job_complete`, as workers of older versions report it."""
 
     pid: Count
     job: str
@@ -123,7 +124,7 @@ class _ReplyHead:
     lease: _LeaseHead | None
     lost: tuple[str, ...]
     done: bool
-    hook: str | None
+    hook: str | None  #: token of a lease of the completion hook: workers of older versions know no other form of it
     stop: bool
 
 
@@ -191,9 +192,12 @@ def parse_exchange(body: bytes) -> ExchangeRequest:
 
 def write_exchanged(answer: ExchangeReply) -> bytes:
     """Encode the reply to reports."""
-    batches = answer.lease.batches if answer.lease else ()
-    lease = _LeaseHead(answer.lease.token, tuple(batch.seq for batch in batches)) if answer.lease else None
-    head = _ReplyHead(lease, answer.lost, answer.is_done, answer.hook, answer.stop)
+    leased = answer.lease
+    if leased is not None and leased.is_hook:
+        return write(_ReplyHead(None, answer.lost, answer.is_done, leased.token, answer.stop))
+    batches = leased.batches if leased else ()
+    lease = _LeaseHead(leased.token, tuple(batch.seq for batch in batches)) if leased else None
+    head = _ReplyHead(lease, answer.lost, answer.is_done, None, answer.stop)
     return b"\n".join([write(head), *(_line(batch.payload) for batch in batches)])
 
 
@@ -202,7 +206,9 @@ def parse_exchanged(body: bytes) -> ExchangeReply:
     first, *payloads = body.split(b"\n")
     head = parse(_ReplyHead, first)
     lease = None if head.lease is None else _lease(head.lease, payloads)
-    return ExchangeReply(lease, head.lost, head.done, head.hook, head.stop)
+    if head.hook is not None:
+        lease = Lease(head.hook, (LeasedBatch(HOOK_SEQ, b""),))
+    return ExchangeReply(lease, head.lost, head.done, head.stop)
 
 
 def _report(head: _ReportHead, lines: Iterator[bytes]) -> Report:

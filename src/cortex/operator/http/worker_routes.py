@@ -1,4 +1,4 @@
-"""Routes for job workers: join a job, exchange reports for leases, renew leases, report `on_job_complete`.
+"""Routes for job workers: join a job, exchange reports for leases, renew leases.
 
 This is plain ASGI, because workers make hundreds of exchanges per second. Each worker has a token of its own, so that
 user code, which runs in its process, cannot act for another worker.
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from cortex.errors import CortexError, NotFoundError, TooLargeError, UnauthorizedError
 from cortex.jobs.http import wire
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure, Report
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.telemetry import Logger
 
@@ -84,8 +85,11 @@ class WorkerRoutes:
         return wire.write(await self._dispatcher.renew(worker, asked.pid, asked.tokens, asked.all))
 
     async def _hook(self, worker: str, body: bytes) -> bytes:
+        """Record the outcome of `on_job_complete` from a worker of an older version; newer ones report it as others."""
         done = wire.parse(wire.HookReport, body)
-        await self._dispatcher.hook_done(worker, done.pid, done.job, done.token, done.error, done.traceback)
+        failures = (BatchFailure(HOOK_SEQ, done.error, done.traceback),) if done.error else ()
+        report = Report(done.token, HOOK_SEQ, failures)
+        await self._dispatcher.exchange(worker, done.pid, done.job, (report,), 0, 0, 0.0)
         return b"{}"
 
 

@@ -1,9 +1,9 @@
-"""Complete jobs whose batches are all resolved: write results, run `on_job_complete`, store the status, send webhooks.
+"""Complete jobs whose batches are all resolved: write results, queue `on_job_complete`, send webhooks.
 
-Each finished step is marked in the store, so that the next operator continues where this one stopped:
+Each finished step is stored, so that the next operator continues where this one stopped:
 
-    completing ---> results written ---> on_job_complete ended ---> status stored ---> webhook acknowledged
-                    (batch jobs only)    (batch jobs only)          (job is over)      (with retries)
+    completing ---> results written, hook queued ---> hook reported: job is over ---> webhook acknowledged
+                    (batch jobs only)                 (by `batch_queue`)              (with retries)
 
 Also writes the operator's own lines in the log of a job.
 """
@@ -19,22 +19,21 @@ from typing import Any
 from cortex.engine.log_writer import LogWriter
 from cortex.errors import CortexError, DatabaseUnavailableError, StorageError, WebhookError
 from cortex.home import Home
+from cortex.jobs.batch_queue import add_hook, has_hook
 from cortex.jobs.http.view import JobView, WorkerCounts, status_json
 from cortex.jobs.http.webhook import retry_delays, send_webhook
 from cortex.jobs.lease_expiry import DEATH_ERROR
 from cortex.jobs.output import write_results
 from cortex.jobs.queries import read_dead_letters
-from cortex.jobs.records import DUE, SENT, WEBHOOK, ids_marked, put_mark, read_marks
+from cortex.jobs.records import DUE, SENT, WEBHOOK, ids_marked, put_mark
 from cortex.jobs.spec import FROM_ENDPOINT, DeadLetter, JobRecord
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
-from cortex.operator.jobs.dispatcher import Dispatcher, HookLost
 from cortex.telemetry import Logger
 
-#: Maximum number of process deaths in `on_job_complete`, and of attempts to write the results.
+#: Maximum number of attempts to write the results.
 MAX_ATTEMPTS = 3
 _RETRY_S = 5.0
-_HOOK_DEATHS = "hook_deaths"
 _OUT_OF_MEMORY = DEATH_ERROR.format(cause=DeathCause.OUT_OF_MEMORY.value)
 _LOG_FILE = "job.log"
 
@@ -42,11 +41,8 @@ _LOG_FILE = "job.log"
 class JobCompletion:
     """Completes jobs, each in its own asyncio task."""
 
-    def __init__(
-        self, store: JobStore, dispatcher: Dispatcher, log: JobLog, environ: Mapping[str, str], logger: Logger
-    ) -> None:
+    def __init__(self, store: JobStore, log: JobLog, environ: Mapping[str, str], logger: Logger) -> None:
         self._store = store
-        self._dispatcher = dispatcher
         self._log = log
         self._environ = environ
         self._logger = logger
@@ -67,7 +63,7 @@ class JobCompletion:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def begin(self, job: JobRecord, on_end: Callable[[], None]) -> None:
-        """Complete a job in the background, unless that is in progress."""
+        """Complete a job in the background, up to its hook, unless that has begun; then call `on_end`."""
         if job.id not in self._completing:
             self._completing[job.id] = asyncio.create_task(self._run(job, on_end), name=f"complete {job.id}")
 
@@ -84,42 +80,26 @@ class JobCompletion:
 
     async def _run(self, job: JobRecord, on_end: Callable[[], None]) -> None:
         try:
-            await self._end(job)
+            await self._complete(job)
         except DatabaseUnavailableError as error:
             self._logger.error("completing a job waits for the database", job=job.id, error=error)
             self._completing.pop(job.id, None)  # the next pass begins it again
             return
         on_end()
 
-    async def _end(self, job: JobRecord) -> None:
+    async def _complete(self, job: JobRecord) -> None:
         try:
-            status, message, traceback = await self._complete(job)
+            if job.origin.is_task:
+                await self._store.change(job.id, *task_end(job, await self._store.read(read_dead_letters, job.id)))
+            elif not await self._store.read(has_hook, job.number):
+                await self._write_results(job)
+                await self._store.write(add_hook, job.id)
         except DatabaseUnavailableError:
             raise
         except Exception as error:  # the job must end after any error
             known = isinstance(error, CortexError)
             self._logger.error("completing a job failed", None if known else error, job=job.id, error=error)
-            status, message, traceback = JobStatus.UNEXPECTED_ERROR, str(error) or type(error).__name__, ""
-        await self._store.change(job.id, status, message, traceback)
-
-    async def _complete(self, job: JobRecord) -> tuple[JobStatus, str, str]:
-        if job.origin.is_task:
-            return task_end(job, await self._store.read(read_dead_letters, job.id))
-        await self._write_results(job)
-        deaths = int((await self._store.read(read_marks, job.id)).get(_HOOK_DEATHS, "0"))
-        while isinstance(outcome := await self._dispatcher.run_hook(job.id), HookLost):
-            deaths += 1
-            await self._store.write(put_mark, job.id, _HOOK_DEATHS, str(deaths))
-            if deaths >= MAX_ATTEMPTS:
-                cause = f", the last time: {outcome.cause}" if outcome.cause else ""
-                return JobStatus.WORKER_ERROR, f"the worker's process died {deaths} times in on_job_complete{cause}", ""
-        if outcome.error:
-            return JobStatus.WORKER_ERROR, f"on_job_complete raised {outcome.error}", outcome.traceback
-        counts = job.counts
-        if not counts.failed:
-            return JobStatus.SUCCEEDED, "", ""
-        message = f"{counts.failed} of {counts.batches} batches are dead letters"
-        return JobStatus.COMPLETED_WITH_FAILURES, message, ""
+            await self._store.change(job.id, JobStatus.UNEXPECTED_ERROR, str(error) or type(error).__name__)
 
     async def _write_results(self, job: JobRecord) -> None:
         if job.options.output is None:

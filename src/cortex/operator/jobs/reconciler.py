@@ -8,7 +8,7 @@ One pass:
       -> jobs of deleted APIs              stopped
       -> plan_jobs() -> actions            StartWorker, AssignWorker, StopWorker, EndJob, SetMessage (`plan.py`)
       -> enqueuing                         files are cut into batches, in the background
-      -> completing                        results, `on_job_complete` (`completion.py`), in the background
+      -> completing                        results, then the hook (`completion.py`), in the background
 
 Statuses and transitions of a job are in `cortex/lifecycle.py`.
 """
@@ -100,7 +100,7 @@ class JobReconciler:
         self.log = JobLog(home)
         self.dispatcher = Dispatcher(store, self.wake, clock)
         self.workers = JobWorkers(engine, store, self.dispatcher, self.log.line, logger, clock)
-        self._completion = JobCompletion(store, self.dispatcher, self.log, environ, logger)
+        self._completion = JobCompletion(store, self.log, environ, logger)
         self._jobs: dict[str, JobRecord] = {}
         self._revisions: dict[str, Revision] = {}
         self._submitting: list[Revision] = []
@@ -191,9 +191,13 @@ class JobReconciler:
         """End a job; return False if it is already over."""
         if not await self._store.change(job_id, status, message, traceback):
             return False
+        self._wake_with(job_id)
+        return True
+
+    def _wake_with(self, job_id: str) -> None:
+        """Request a pass, and make the workers of a job query the store again."""
         self.dispatcher.wake(job_id)
         self.wake()
-        return True
 
     async def _run_pass(self) -> None:
         self._awake.clear()
@@ -223,7 +227,7 @@ class JobReconciler:
             if job.status is JobStatus.ENQUEUING:
                 await self._enqueue(job)
             elif job.status is JobStatus.COMPLETING:
-                self._completion.begin(job, self.wake)
+                self._completion.begin(job, partial(self._wake_with, job.id))
         await self._delete_late_logs()
         self._clean()
 
@@ -364,7 +368,6 @@ class JobReconciler:
     async def _expire(self) -> None:
         if (self._jobs or self._store.workloads.apis) and time.monotonic() >= self._next_expiry:
             self._next_expiry = time.monotonic() + _EXPIRE_S
-            self.dispatcher.expire()
             if await self._store.expire():
                 self.dispatcher.wake()
 

@@ -20,7 +20,7 @@ from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.http.view import spec_json
 from cortex.jobs.lease_expiry import holders
 from cortex.jobs.records import put_assignment, read_assignments
-from cortex.jobs.spec import TRACEPARENT, Assignment, JobRecord, batch_id
+from cortex.jobs.spec import HOOK_SEQ, TRACEPARENT, Assignment, JobRecord, batch_id
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
@@ -135,19 +135,15 @@ class JobWorkers:
     async def _note_death(self, spec: ReplicaSpec, death: Death) -> None:
         # Something that a finished batch left behind, such as a thread, may have killed the process. A batch that was
         # reported has no lease any more, so it is never blamed.
-        job_id, _, seq = (death.inside or death.after).partition(":")
-        is_batch = seq.isdigit()  # else the process died at the end of the job, or before any batch
-        cause = death.message if is_batch and spec.id not in self._leaving else None
-        freed = await self._store.release(spec.id, death.pid, cause, (job_id, int(seq)) if is_batch else None)
-        self._dispatcher.release_hooks(spec.id, death.pid, death.message)
+        job_id, _, text = (death.inside or death.after).partition(":")
+        seq = HOOK_SEQ if text == _HOOK else int(text) if text.isdigit() else None  # None: it died before any batch
+        cause = death.message if seq is not None and spec.id not in self._leaving else None
+        freed = await self._store.release(spec.id, death.pid, cause, None if seq is None else (job_id, seq))
         self._dispatcher.wake()
-        is_in_hook = death.inside.endswith(f":{_HOOK}")
-        if not freed and not is_in_hook:
+        if not freed:
             return  # a previous operator has logged it, or no batch had begun
         place = "in" if death.inside else "after"
-        inside = (
-            f" {place} {_what(spec, job_id, int(seq))}" if is_batch else " in on_job_complete" if is_in_hook else ""
-        )
+        inside = "" if seq is None else f" {place} {_what(spec, job_id, seq)}"
         if spec.is_job_worker and (job := job_id or self._jobs.get(spec.id)):
             self._log(spec.api, job, f"worker {spec.id}: process {death.pid} died{inside}: {death.message}")
         self._logger.warning("worker's process died", api=spec.api, worker=spec.id, inside=inside, cause=death.message)
@@ -159,7 +155,6 @@ class JobWorkers:
         self._leaving.discard(worker)
         self._handled.pop(worker, None)
         self._idle_since.pop(worker, None)
-        self._dispatcher.release_hooks(worker, None)
         self._dispatcher.forget(worker)
         self._dispatcher.wake()
         await self._store.write(put_assignment, worker, None)
@@ -168,6 +163,8 @@ class JobWorkers:
 
 
 def _what(spec: ReplicaSpec, job_id: str, seq: int) -> str:
+    if seq == HOOK_SEQ:
+        return "on_job_complete"
     if spec.kind == ApiKind.BATCH:
         return f"batch {batch_id(job_id, seq)}"
     return "its task" if spec.kind == ApiKind.TASK else "a workload"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import orjson
 
 from cortex.errors import ModelError, UserError, type_name, with_article
-from cortex.jobs.spec import Assignment, BatchFailure, Workload, batch_id
+from cortex.jobs.spec import HOOK_SEQ, Assignment, BatchFailure, Workload, batch_id
 from cortex.lifecycle import ApiKind
 from cortex.payloads.content_type import FORM, is_json, media_type_of, to_utf8
 from cortex.payloads.json_bodies import parse_json
@@ -22,8 +22,7 @@ from cortex.predictor.binding import Bodies
 from cortex.predictor.tracebacks import describe, format_user_traceback
 from cortex.predictor.user_forks import end_if_forked, process_id
 from cortex.worker.channel import replace_surrogates
-from cortex.worker.jobs.operator_client import CompletionHook
-from cortex.worker.jobs.shared_state import HOOK, SharedJobState
+from cortex.worker.jobs.shared_state import SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.worker.monitoring.request_log import REQUEST, write_log
 from cortex.worker.requests.http_exceptions import as_http_exception, describe_http_exception
@@ -44,17 +43,14 @@ class LeaseSource(Protocol):
     def is_ending(self) -> bool:
         """Return whether the process ends, and begins no further batch."""
 
-    def next_task(self) -> ActiveLease | CompletionHook | None:
-        """Wait for the next lease, or for the completion hook; return None if there is no more work."""
+    def next_lease(self) -> ActiveLease | None:
+        """Wait for the next lease; return None if there is no more work."""
 
     def done(self, outcome: BatchOutcome, /) -> None:
         """Report the outcome of a batch."""
 
     def work_done(self, batches: int, seconds: float) -> None:
         """Report that a lease has been worked through."""
-
-    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
-        """Report the end of the completion hook, with the reason if it has failed."""
 
 
 class JobRun:
@@ -82,21 +78,17 @@ class JobRun:
 
     def run(self) -> None:
         """Run leases until the job has no more batches."""
-        while (task := self._leases.next_task()) is not None:
-            if isinstance(task, CompletionHook):
-                self._complete(task)
-            else:
-                self._work_through(task)
-
-    def _work_through(self, work: ActiveLease) -> None:
-        started = time.perf_counter()
-        count = 0
-        for batch in work.lease.batches:
-            if work.is_lost or self._leases.is_ending:
-                break
-            self._leases.done(self._run_batch(work, batch.seq, batch.payload))
-            count += 1
-        self._leases.work_done(count, time.perf_counter() - started)
+        while (work := self._leases.next_lease()) is not None:
+            started = time.perf_counter()
+            count = 0
+            for batch in work.lease.batches:
+                if work.is_lost or self._leases.is_ending:
+                    break
+                is_hook = batch.seq == HOOK_SEQ
+                outcome = self._run_hook(work) if is_hook else self._run_batch(work, batch.seq, batch.payload)
+                self._leases.done(outcome)
+                count += 1
+            self._leases.work_done(count, time.perf_counter() - started)
 
     def _run_batch(self, work: ActiveLease, seq: int, payload: bytes) -> BatchOutcome:
         timeout_ns = self._timeout_ns
@@ -117,19 +109,19 @@ class JobRun:
         finally:
             self._end_batch()
 
-    def _complete(self, hook: CompletionHook) -> None:
+    def _run_hook(self, work: ActiveLease) -> BatchOutcome:
         failure = None
         if self._bound.on_job_complete is not None:
-            self._shared_state.begin(HOOK)
+            self._shared_state.begin(HOOK_SEQ)
             if self._tracing is not None:
                 self._span = self._tracing.start_batch("on_job_complete", self._traceparent, self._span_attributes())
             try:
                 self._bound.on_job_complete()
             except BaseException as error:  # as above
-                failure = self._failure(HOOK, "on_job_complete", error)
+                failure = self._failure(HOOK_SEQ, "on_job_complete", error)
             finally:
                 self._end_batch()
-        self._leases.hook_done(hook, failure.error if failure else None, failure.traceback if failure else "")
+        return BatchOutcome(work, HOOK_SEQ, 0.0, failure)
 
     def _end_batch(self) -> None:
         """Mark the batch as finished."""

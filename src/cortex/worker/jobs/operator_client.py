@@ -1,6 +1,6 @@
 """A job worker's client of the operator: acquire, renew and report leases over HTTP on the operator's unix socket.
 
-    join ──> job ──> exchange: reports ──>, <── lease ──> … ──> done, or the completion hook
+    join ──> job ──> exchange: reports ──>, <── lease ──> … ──> done
                      renew: all leases held, three times per lease duration
 
 A thread makes the requests while the main thread runs user code. If the operator is down, the worker continues with its
@@ -17,7 +17,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from http.client import HTTPException
 
 from cortex.errors import WorkerMessageError
@@ -72,13 +71,6 @@ class RequestRejectedError(Exception):
         self.status = status
 
 
-@dataclass(frozen=True)
-class CompletionHook:
-    """A call of `on_job_complete`, leased to this worker."""
-
-    token: str
-
-
 class LeaseClient:
     """Exchanges leases and reports of one job with the operator, on a thread beside the main thread.
 
@@ -100,11 +92,9 @@ class LeaseClient:
         self._failures = 0  #: requests in a row that failed
         self._lease_sizer = LeaseSizer()
         self._queue: deque[ActiveLease] = deque()
-        self._held: dict[str, ActiveLease | CompletionHook] = {}
+        self._held: dict[str, ActiveLease] = {}
         self._may_request_at = 0.0
         self._renew_at = 0.0
-        self._hook: CompletionHook | None = None
-        self._hook_done: wire.HookReport | None = None
         self._reports = ReportQueue()
         self._must_renew = False  # a lease may have been granted in a lost response; a renewal lists all leases held
 
@@ -130,8 +120,8 @@ class LeaseClient:
         """Allow leases, after the user's object has been constructed."""
         self._handle(ClientEvent.CONSTRUCTED)
 
-    def next_task(self) -> ActiveLease | CompletionHook | None:
-        """Wait for a lease or the completion hook; return None once the job has no more work."""
+    def next_lease(self) -> ActiveLease | None:
+        """Wait for a lease; return None once the job has no more work."""
         self._handle(ClientEvent.LEASE_DONE)
         with self._changed:
             while not self.is_ending:
@@ -140,9 +130,6 @@ class LeaseClient:
                     is_quick = self._lease_sizer.is_quick(len(work.lease.batches))
                     self._handle(ClientEvent.QUICK_LEASE if is_quick else ClientEvent.SLOW_LEASE)
                     return work
-                if self._hook is not None and self._hook_done is None:
-                    self._handle(ClientEvent.SLOW_LEASE)
-                    return self._hook
                 if self._state is ClientState.JOB_OVER:
                     break
                 self._changed.wait()
@@ -163,15 +150,8 @@ class LeaseClient:
         with self._changed:
             self._lease_sizer.record(batches, seconds)
 
-    def hook_done(self, hook: CompletionHook, error: str | None, traceback: str) -> None:
-        """Report the outcome of `on_job_complete`."""
-        assert self._job is not None
-        with self._changed:
-            self._hook_done = wire.HookReport(self._pid, self._job.job_id, hook.token, error, traceback)
-            self._changed.notify_all()
-
     def stop(self) -> None:
-        """Make `wait_for_job` and `next_task` return None, so that the process ends after the current batch."""
+        """Make `wait_for_job` and `next_lease` return None, so that the process ends after the current batch."""
         self._handle(ClientEvent.STOPPED)
         self._connection.interrupt()
 
@@ -243,8 +223,6 @@ class LeaseClient:
                     return self._renew
                 if self._reports.unanswered:
                     return self._exchange
-                if self._hook_done is not None:
-                    return self._report_hook
                 due_at = self._reports.due_at
                 is_idle = self._state is ClientState.IDLE
                 if self._wants_lease(now) or (due_at is not None and (is_idle or now >= due_at)):
@@ -256,10 +234,8 @@ class LeaseClient:
             return None
 
     def _wants_lease(self, now: float) -> bool:
-        if self._queue or self._hook is not None:
-            return False
         is_due = self._state is ClientState.IDLE and now >= self._may_request_at
-        return is_due or self._state is ClientState.FETCHING_AHEAD
+        return not self._queue and (is_due or self._state is ClientState.FETCHING_AHEAD)
 
     def _exchange(self) -> None:
         """Send reports, and request a lease if one is wanted."""
@@ -308,32 +284,28 @@ class LeaseClient:
 
     def _drop_lost(self, tokens: Iterable[str]) -> None:
         for token in tokens:
-            work = self._held.pop(token, None)
-            if isinstance(work, ActiveLease):
+            if work := self._held.pop(token, None):
                 work.is_lost = True
         self._shared_state.set_tokens(self._held)
 
     def _accept(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
         now = self._clock()
         if answer.lease is not None and answer.lease.batches:
-            self._add_held(answer.lease.token, work := ActiveLease(answer.lease), now)
-            self._queue.append(work)
+            self._hold(ActiveLease(answer.lease), now)
         else:
             self._handle(ClientEvent.NOTHING_LEASED)
             self._may_request_at = asked_at + _PAUSE_S if waited_s else 0.0
-        if answer.hook is not None:
-            self._hook = CompletionHook(answer.hook)
-            self._add_held(answer.hook, self._hook, now)
-        if answer.is_done and answer.hook is None:
+        if answer.is_done:
             self._handle(ClientEvent.JOB_OVER)
 
-    def _add_held(self, token: str, what: ActiveLease | CompletionHook, now: float) -> None:
+    def _hold(self, work: ActiveLease, now: float) -> None:
         assert self._job is not None
         if not self._held:
             self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
             self._shared_state.set_renewed(time.monotonic_ns())
-        self._held[token] = what
+        self._held[work.lease.token] = work
         self._shared_state.set_tokens(self._held)
+        self._queue.append(work)
 
     def _renew(self) -> None:
         assert self._job is not None
@@ -355,26 +327,11 @@ class LeaseClient:
         if answer.stop:
             self._dismiss()
 
-    def _report_hook(self) -> None:
-        assert self._hook_done is not None
-        try:
-            self._connection.post("hook", wire.write(self._hook_done), _ANSWER_S)
-        except NoResponseError:
-            self._back_off()
-            return
-        except RequestRejectedError as error:
-            write_log(f"the operator rejected the outcome of on_job_complete: {error}\n")
-        with self._changed:
-            self._held.pop(self._hook_done.token, None)
-            self._shared_state.set_tokens(self._held)
-            self._hook = self._hook_done = None
-            self._handle(ClientEvent.JOB_OVER)
-
     def _send_last_reports(self) -> None:
         """Send the last reports; batches that cannot be reported now run again on another worker."""
         give_up_at = self._clock() + _LAST_REPORT_S
-        while (self._hook_done or not self._reports.is_empty) and self._clock() < give_up_at:
-            (self._report_hook if self._hook_done is not None else self._exchange)()
+        while not self._reports.is_empty and self._clock() < give_up_at:
+            self._exchange()
         self._connection.close()
 
     def _dismiss(self) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 
-#: In place of a batch's number: `on_job_complete` is running.
-HOOK = -1
+from cortex.jobs.spec import HOOK_SEQ
 
 _BYTES = 4096
 _PHASE, _SEQ, _DEADLINE, _TIMEOUT, _JOB_BYTES, _TOKENS_BYTES, _LEASE, _RENEWED, _NAME_BYTES, _PID, _IS_OVER = range(11)
@@ -113,7 +112,7 @@ class SharedJobState:
     def _named(self) -> str:
         seq = self._words[_SEQ]
         job = bytes(self._bytes[_JOB_START : _JOB_START + self._words[_JOB_BYTES]]).decode(errors="replace")
-        return f"{job}:{'hook' if seq == HOOK else seq}"
+        return f"{job}:{'hook' if seq == HOOK_SEQ else seq}"
 
     @property
     def deadline_ns(self) -> int:
