@@ -12,7 +12,6 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cortex.lifecycle import ProcessState
 from cortex.models.spec import DEFAULT_MODEL, ModelPath, ModelSource, Version
 from harness.jobs.job_workers import running_job_worker
 from harness.models.model_makers import onnx_model
@@ -80,25 +79,3 @@ def test_a_restarted_job_worker_has_the_same_models(agent: ScriptedAgent) -> Non
         second = worker.submit([[1.0]], "job-2")
         worker.wait_over(second, 30)
         assert orjson.loads(second.results[0]) == [2.0]
-
-
-def test_a_job_worker_waits_for_its_first_catalogue(agent: ScriptedAgent) -> None:
-    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
-        job = worker.submit([[1.0]])
-        assert worker.replica.status().processes[0].state is ProcessState.STARTING
-        assert worker.operator.joins == []
-        agent.announce(catalogue(onnx_version(agent, "a", 1)))
-        worker.wait_over(job, 30)
-
-
-def test_an_unloadable_model_is_a_failed_start(agent: ScriptedAgent) -> None:
-    version = agent.content("x", "")
-    assert version.path is not None
-    (Path(version.path) / "model.onnx").write_bytes(b"not a model")
-    agent.announce(catalogue(version))
-    with running_job_worker(SOURCE, **fields_of(agent)) as worker:
-        worker.submit([[1.0]])
-        process = worker.replica.wait_state(ProcessState.BACKING_OFF).processes[0]
-        assert process.failure is not None
-        assert "model" in process.failure.message
-        assert worker.operator.joins == []
