@@ -53,15 +53,18 @@ SOURCE = """
                 return {"kept": 1}
             return [item for item in payload if not item.get("lost")]
 """
+#: With a generator among the methods, calls run on threads however quick they are, and the event loop reads meanwhile.
+ON_THREADS = "\n        def handle_put(self):\n            yield 1\n"
 BATCHING = {"max_batch_size": 32, "batch_interval_s": 0.05}
 HEADERS = {"content-type": "application/json"}
 
 
 @dataclass
 class Batched:
-    """A replica whose first call can be blocked."""
+    """A replica whose calls can be blocked."""
 
     replica: Replica
+    calls_before: int = 0  #: the blocked one
 
     def ask_together(self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1) -> list[Answer]:
         """Send requests while a call is blocked, so that they form one batch; client `leave` disconnects meanwhile."""
@@ -72,6 +75,7 @@ class Batched:
         self, payloads: list[Any], ids: dict[int, str] | None = None, leave: int = -1
     ) -> list[HTTPConnection]:
         """Send requests like `ask_together`; return the connections except that of `leave`."""
+        self.calls_before = len(self.replica.request(method="GET").json)
         connections = [self.replica.connection() for _ in payloads]
         for connection in connections:  # the worker has accepted all of them before the call starts
             connection.request("GET", "/")
@@ -92,6 +96,8 @@ class Batched:
         wait_until(lambda: sum(map(bool, map(unread_bytes, connections))) <= unread, message="the requests are read")
         (folder / "open").touch()
         assert gate.getresponse().read() == b'[{"gate":true,"seen":1}]'[1:-1]
+        for name in ("begun", "open"):  # for the next batch
+            (folder / name).unlink()
         return connections
 
     def has_counted_a_disconnect(self) -> bool:
@@ -101,7 +107,7 @@ class Batched:
 
     def calls(self) -> list[list[dict[str, Any]]]:
         """Return the payloads of each call after the blocked one."""
-        return list(self.replica.request(method="GET").json)[1:]
+        return list(self.replica.request(method="GET").json)[self.calls_before + 1 :]
 
 
 @contextlib.contextmanager
@@ -109,6 +115,18 @@ def batched(source: str = SOURCE, **fields: Any) -> Iterator[Batched]:
     with running_replica(source, **{**BATCHING, **fields}) as replica:
         replica.wait_ready()
         yield Batched(replica)
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Batched]:
+    with batched(SOURCE + ON_THREADS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Batched]:
+    with batched(KEYED.format(name="Handler", method="handle_post") + ON_THREADS, max_batch_size=4) as started:
+        yield started
 
 
 def test_waiting_requests_form_one_batch_and_get_their_own_results(tmp_path: Path) -> None:
@@ -164,25 +182,22 @@ def test_a_batch_has_only_requests_with_the_same_key(interface: str, name: str, 
         assert [answer.json for answer in answers] == [list(range(n % 3, 12, 3)) for n in range(12)]
 
 
-def test_each_key_has_batches_of_at_most_the_maximum_size() -> None:
-    with batched(KEYED.format(name="Handler", method="handle_post"), max_batch_size=4) as replica:
-        answers = replica.ask_together([{"n": n, "key": [n % 2]} for n in range(2)])
-        assert [answer.status for answer in answers] == [500, 500], "a list cannot be a key"
-        assert "TypeError in batch_key()" in answers[0].json["error"]
-    with batched(KEYED.format(name="Handler", method="handle_post"), max_batch_size=4) as replica:
-        answers = replica.ask_together([{"n": n, "key": n % 2} for n in range(12)])
-        sizes = {n: len(answer.json) for n, answer in enumerate(answers)}
-        assert all(n in answer.json for n, answer in enumerate(answers))
-        assert sorted(sizes.values()) == [2] * 4 + [4] * 8
+def test_each_key_has_batches_of_at_most_the_maximum_size(keyed: Batched) -> None:
+    answers = keyed.ask_together([{"n": n, "key": [n % 2]} for n in range(2)])
+    assert [answer.status for answer in answers] == [500, 500], "a list cannot be a key"
+    assert "TypeError in batch_key()" in answers[0].json["error"]
+    answers = keyed.ask_together([{"n": n, "key": n % 2} for n in range(12)])
+    sizes = {n: len(answer.json) for n, answer in enumerate(answers)}
+    assert all(n in answer.json for n, answer in enumerate(answers))
+    assert sorted(sizes.values()) == [2] * 4 + [4] * 8
 
 
-def test_a_request_without_a_valid_key_fails_alone() -> None:
-    with batched(KEYED.format(name="Handler", method="handle_post")) as replica:
-        payloads = [{"n": 0}, {"n": 1, "key": "fails"}, "{", {"n": 3, "key": "nan"}, {"n": 4, "key": "nan"}, {"n": 5}]
-        answers = replica.ask_together(payloads)
-        assert [answer.status for answer in answers] == [200, 500, 400, 200, 200, 200]
-        assert "ValueError in batch_key()" in answers[1].json["error"]
-        assert [answers[n].json for n in (0, 3, 4, 5)] == [[0, 5], [3], [4], [0, 5]]
+def test_a_request_without_a_valid_key_fails_alone(keyed: Batched) -> None:
+    payloads = [{"n": 0}, {"n": 1, "key": "fails"}, "{", {"n": 3, "key": "nan"}, {"n": 4, "key": "nan"}, {"n": 5}]
+    answers = keyed.ask_together(payloads)
+    assert [answer.status for answer in answers] == [200, 500, 400, 200, 200, 200]
+    assert "ValueError in batch_key()" in answers[1].json["error"]
+    assert [answers[n].json for n in (0, 3, 4, 5)] == [[0, 5], [3], [4], [0, 5]]
 
 
 #: `odd_key` of a payload names its key. Of those that are equal, each batch has several.
@@ -248,24 +263,23 @@ def test_odd_keys_fail_at_most_their_own_requests() -> None:
         assert replica.replica.pid == process
 
 
-def test_a_failed_batch_with_a_key_is_bisected() -> None:
-    with batched(KEYED.format(name="Handler", method="handle_post")) as replica:
-        answers = replica.ask_together([{"n": n, "key": n % 2, "poison": n == 4} for n in range(8)])
-        assert [answer.status for answer in answers] == [500 if n == 4 else 200 for n in range(8)]
-        assert answers[1].json == [1, 3, 5, 7]
+def test_a_failed_batch_with_a_key_is_bisected(keyed: Batched) -> None:
+    answers = keyed.ask_together([{"n": n, "key": n % 2, "poison": n == 4} for n in range(8)])
+    assert [answer.status for answer in answers] == [500 if n == 4 else 200 for n in range(8)]
+    assert answers[1].json == [1, 3, 5, 7]
 
 
-def test_only_the_failing_request_of_a_batch_fails() -> None:
-    with batched() as replica:
-        payloads = [{"n": n, "poison": n == 13} for n in range(32)]
-        answers = replica.ask_together(payloads, ids={13: new_request_id() + "-guilty"})
-        assert [answer.status for answer in answers] == [500 if n == 13 else 200 for n in range(32)]
-        assert "ValueError in handle_post()" in answers[13].json["error"]
-        # Changes that a failed call made to a payload are discarded.
-        assert {answer.json["seen"] for answer in answers if answer.status == 200} == {1}
-        assert len(replica.calls()) <= 1 + 2 * math.log2(32) + 1
-        wait_until(lambda: "-guilty failed:" in replica.replica.log())
-        wait_until(lambda: replica.replica.log().count("Traceback") == 1)
+def test_only_the_failing_request_of_a_batch_fails(replica: Batched) -> None:
+    known = replica.replica.log().count("Traceback")
+    payloads = [{"n": n, "poison": n == 13} for n in range(32)]
+    answers = replica.ask_together(payloads, ids={13: new_request_id() + "-guilty"})
+    assert [answer.status for answer in answers] == [500 if n == 13 else 200 for n in range(32)]
+    assert "ValueError in handle_post()" in answers[13].json["error"]
+    # Changes that a failed call made to a payload are discarded.
+    assert {answer.json["seen"] for answer in answers if answer.status == 200} == {1}
+    assert len(replica.calls()) <= 1 + 2 * math.log2(32) + 1
+    wait_until(lambda: "-guilty failed:" in replica.replica.log())
+    wait_until(lambda: replica.replica.log().count("Traceback") == known + 1)
 
 
 def test_the_whole_batch_fails_without_bisection() -> None:
@@ -275,21 +289,16 @@ def test_the_whole_batch_fails_without_bisection() -> None:
         assert len({answer.json["request_id"] for answer in answers}) == 8
         assert len(replica.calls()) == 1
         wait_until(lambda: "that was a batch of 8 requests: " in replica.replica.log())
-
-
-def test_a_missing_result_fails_its_request() -> None:
-    with batched() as replica:
-        answers = replica.ask_together([{"n": n, "lost": n == 2} for n in range(6)])
-        assert [answer.status for answer in answers] == [200, 200, 500, 200, 200, 200]
-        told = "handle_post() got a batch of 1 request and returned a list of 0: return a list with one result for each"
-        assert told in answers[2].json["error"]
-
-
-def test_a_result_that_is_not_a_list_fails_all_requests() -> None:
-    with batched(isolates_failures=False) as replica:
         answers = replica.ask_together([{"n": n, "no_list": True} for n in range(3)])
         assert [answer.status for answer in answers] == [500] * 3
         assert "got a batch of 3 requests and returned dict" in answers[0].json["error"]
+
+
+def test_a_missing_result_fails_its_request(replica: Batched) -> None:
+    answers = replica.ask_together([{"n": n, "lost": n == 2} for n in range(6)])
+    assert [answer.status for answer in answers] == [200, 200, 500, 200, 200, 200]
+    told = "handle_post() got a batch of 1 request and returned a list of 0: return a list with one result for each"
+    assert told in answers[2].json["error"]
 
 
 @pytest.mark.parametrize(
@@ -317,38 +326,31 @@ def test_a_list_that_iterates_otherwise_fails_its_batch_only() -> None:
         results_of_batch("handle_post", 2, Short([1, 2]))
 
 
-def test_a_result_of_the_wrong_type_is_not_bisected() -> None:
-    with batched() as replica:
-        answers = replica.ask_together([{"n": n, "no_list": True} for n in range(8)])
-        assert [answer.status for answer in answers] == [500] * 8
-        assert len(replica.calls()) == 1
+def test_a_result_of_the_wrong_type_is_not_bisected(replica: Batched) -> None:
+    answers = replica.ask_together([{"n": n, "no_list": True} for n in range(8)])
+    assert [answer.status for answer in answers] == [500] * 8
+    assert len(replica.calls()) == 1
 
 
-def test_invalid_and_late_requests_are_excluded_from_a_batch() -> None:
-    with batched() as replica:
-        late = {2: new_request_id(ago_s=61)}
-        answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
-        assert [answer.status for answer in answers] == [200, 400, 504, 200]
-        assert (
-            answers[2].json["error"].startswith("timed out after 60 s")
-        )  # from the worker or its supervisor, whichever is first
-        assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
+def test_invalid_and_late_requests_are_excluded_from_a_batch(replica: Batched) -> None:
+    late = {2: new_request_id(ago_s=61)}
+    answers = replica.ask_together([{"n": 0}, "{", {"n": 2}, {"n": 3}], ids=late)
+    assert [answer.status for answer in answers] == [200, 400, 504, 200]
+    assert (
+        answers[2].json["error"].startswith("timed out after 60 s")
+    )  # from the worker or its supervisor, whichever is first
+    assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 3]]
 
 
-def test_requests_are_batched_after_an_invalid_one() -> None:
-    with batched() as replica:
+def test_requests_are_batched_after_an_invalid_one(replica: Batched) -> None:
+    for _ in range(2):
         assert replica.replica.request(body=b"{").status == 400
         replica.ask_together([{"n": n} for n in range(20)])
-        for name in ("begun", "open"):  # the next call waits at the gate, too
-            Path(replica.replica.spec.run_dir, name).unlink()
-        replica.ask_together([{"n": n} for n in range(20)])
-        assert [len(call) for call in replica.calls()] == [20, 1, 20]
+        assert [len(call) for call in replica.calls()] == [20]
 
 
 def test_a_disconnected_request_is_excluded_from_a_batch(tmp_path: Path) -> None:
-    # With a generator among the methods, calls run on threads, and the event loop notices the disconnect.
-    source = SOURCE + "\n        def handle_put(self):\n            yield 1\n"
-    with batched(source, metrics_dir=str(tmp_path)) as replica:
+    with batched(SOURCE + ON_THREADS, metrics_dir=str(tmp_path)) as replica:
         answers = replica.ask_together([{"n": n} for n in range(4)], leave=1)
         assert [answer.json["n"] for answer in answers] == [0, 2, 3]
         assert [[item["n"] for item in call] for call in replica.calls()] == [[0, 2, 3]]
@@ -434,13 +436,12 @@ def test_calls_run_on_as_many_threads_as_configured(threads: int) -> None:
         assert batch.replica.request(method="GET").body == str(threads).encode()
 
 
-def test_a_single_request_is_a_batch_of_one() -> None:
-    with batched() as batch:
-        answers = [batch.replica.request({"n": n, "lost": n == 2}, request_id=new_request_id()) for n in range(4)]
-        assert [answer.status for answer in answers] == [200, 200, 500, 200]
-        assert answers[3].json == {"n": 3, "lost": False, "seen": 1}
-        assert "got a batch of 1 request and returned a list of 0" in answers[2].json["error"]
-        assert "batch;dur=" in answers[3].headers["server-timing"]
+def test_a_single_request_is_a_batch_of_one(replica: Batched) -> None:
+    answers = [replica.replica.request({"n": n, "lost": n == 2}, request_id=new_request_id()) for n in range(4)]
+    assert [answer.status for answer in answers] == [200, 200, 500, 200]
+    assert answers[3].json == {"n": 3, "lost": False, "seen": 1}
+    assert "got a batch of 1 request and returned a list of 0" in answers[2].json["error"]
+    assert "batch;dur=" in answers[3].headers["server-timing"]
 
 
 def test_a_lone_request_gets_the_error_among_its_results() -> None:
