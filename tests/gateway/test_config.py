@@ -38,18 +38,6 @@ def section(config: str, title: str) -> list[str]:
     return [line.strip() for line in rest[: next((i for i, line in enumerate(rest) if line[:2] != "  "), len(rest))]]
 
 
-def test_the_lua_script_is_read_once_at_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = rendered(IRIS)
-    monkeypatch.setattr("importlib.resources.files", lambda package: Path("/nonexistent"))
-    assert rendered(IRIS) == before
-
-
-def test_settings_are_rendered_as_listener_and_limits() -> None:
-    config = rendered(settings=GatewaySettings("::1", 81, threads=2, max_connections=50)).config
-    assert "bind [::1]:81 proto h1" in section(config, "frontend gateway")
-    assert {"nbthread 2", "maxconn 50"} <= set(section(config, "global"))
-
-
 def test_requests_of_http2_count_for_their_address_like_connections() -> None:
     calls = replace(IRIS, api="calls", replica_protocol=Protocol.GRPC, servers=())
     made = render(RoutingTable((IRIS, calls), connections_per_address=9), GatewaySettings(max_buffers=100), SOCKETS)

@@ -79,7 +79,7 @@ def test_an_empty_or_failed_submission_stores_nothing(where: Where) -> None:
     run_with_store(where, scenario)
 
 
-@pytest.mark.parametrize("count", [999, 1000, 1001, 2000, 3210])
+@pytest.mark.parametrize("count", [1000, 2001])  # batches are stored a thousand at a time
 def test_a_job_becomes_visible_once_all_batches_are_stored(where: Where, count: int) -> None:
     async def scenario(harness: StoreHarness) -> None:
         creating = asyncio.ensure_future(harness.create(count))

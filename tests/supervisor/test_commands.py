@@ -382,18 +382,6 @@ def test_daemons_of_a_command_end_with_it(victim: str) -> None:
 
 
 @pytest.mark.long
-def test_a_command_ends_with_a_killed_proxy() -> None:
-    with running_command() as replica:
-        replica.wait_ready()
-        pid = replica.pid
-        proxy = psutil.Process(pid).parent()
-        assert proxy is not None
-        proxy.kill()
-        wait_until(lambda: has_ended(pid))
-        assert ask(replica, "/x").json["pid"] != pid
-
-
-@pytest.mark.long
 def test_a_websocket_that_the_server_refuses_gets_its_response() -> None:
     with running_command() as replica:
         replica.wait_ready()

@@ -340,35 +340,6 @@ def test_a_failed_startup_is_not_ready_and_says_why(source: str, message: str, s
             assert 'raise ValueError("bad weights")' in failure.traceback
 
 
-def test_the_death_of_the_process_is_named() -> None:
-    source = """
-        import ctypes
-
-        async def app(scope, receive, send):
-            if scope["type"] == "http":
-                ctypes.string_at(0)
-    """
-    with running_replica(source, type="asgi", app="app") as replica:
-        replica.wait_ready()
-        answer = ask(replica, "/")
-        assert answer.status == 500
-        assert answer.json["error"] == "the process that handled this request died: segmentation fault (SIGSEGV)"
-
-
-def test_a_blocked_event_loop_ends_the_process() -> None:
-    source = """
-        import time
-
-        async def app(scope, receive, send):
-            if scope["type"] == "http":
-                time.sleep(1000)
-    """
-    with running_replica(source, type="asgi", app="app", timeout_s=0.3) as replica:
-        replica.wait_ready()
-        assert ask(replica, "/").status == 504
-        replica.wait_ready()
-
-
 def test_a_call_that_blocks_the_event_loop_is_named_with_its_line() -> None:
     source = """
         import asyncio, os, time
@@ -399,28 +370,6 @@ def test_a_call_that_blocks_the_event_loop_is_named_with_its_line() -> None:
         lines = [line for line in replica.log().splitlines() if "blocking-id" in line]
         assert any('File "handler.py"' in line and "in block" in line for line in lines), lines
         assert not any("site-packages" in line for line in lines), lines
-
-
-def test_a_class_has_its_model_at_hand() -> None:
-    source = """
-        from fastapi import FastAPI
-
-        class Handler:
-            def __init__(self, config):
-                self.factor = config["factor"]
-
-            def app(self):
-                app = FastAPI()
-
-                @app.get("/times/{number}")
-                def times(number: int):
-                    return self.factor * number
-
-                return app
-    """
-    with running_replica(source, type="asgi", config={"factor": 3}) as replica:
-        replica.wait_ready()
-        assert ask(replica, "/times/4").json == 12
 
 
 def test_a_wsgi_application_knows_its_prefix_and_streams() -> None:

@@ -63,24 +63,6 @@ def test_an_older_api_logs_sample_and_prediction_on_demand() -> None:
         assert max(map(len, log.splitlines())) < 700
 
 
-def test_a_result_that_is_not_json_is_an_error_of_one_line() -> None:
-    source = """
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self):
-                return {"labels": {1}}
-    """
-    told = "result['labels']: set is not JSON serializable; return a list: list(value)"
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        answer = replica.request({})
-        assert (answer.status, answer.json["error"]) == (500, f"internal server error: {told}")
-        wait_until(lambda: told in replica.log(), message="the log says it too")
-        assert "Error" not in replica.log()
-
-
 def test_async_calls_run_concurrently_and_time_out_separately() -> None:
     source = """
         import asyncio
@@ -122,34 +104,6 @@ def test_a_worker_whose_event_loop_is_blocked_is_replaced() -> None:
         assert answer.status == 504
         wait_until(lambda: replica.wait_ready().processes[0].restarts == 1)
         assert replica.request({"s": 0}).status == 200
-
-
-def test_a_disconnect_cancels_an_async_call_and_frees_its_slot() -> None:
-    source = """
-        import asyncio
-
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            async def handle_post(self, payload):
-                try:
-                    await asyncio.sleep(30)
-                except asyncio.CancelledError:
-                    print("cancelled", flush=True)
-                    raise
-
-            async def handle_get(self):
-                return "free"
-    """
-    with running_replica(source, max_concurrency=1) as replica:
-        replica.wait_ready()
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(replica.spec.sockets[0])
-            sock.sendall(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n")
-            wait_until(lambda: replica.request(method="GET", headers={"x-cortex-info": "1"}).status == 200)
-        wait_until(lambda: "cancelled" in replica.log())
-        assert replica.request(method="GET").body == b"free"
 
 
 def test_callbacks_and_post_predict_run_after_the_response(tmp_path: Path) -> None:
