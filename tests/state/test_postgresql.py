@@ -176,5 +176,17 @@ def test_a_superseded_operator_cannot_write(postgresql_url: str, engines: list[E
     assert KeyValueStore(engines[2]).put_if_absent("b", "new") == "new"
 
 
+def test_an_open_transaction_of_a_frozen_operator_does_not_delay_the_next_one(
+    postgresql_url: str, engines: list[Engine]
+) -> None:
+    engines.append(open_state(postgresql_url, 1))
+    with psycopg.connect(postgresql_url) as frozen:  # no watchdog ends it
+        frozen.execute("UPDATE cortex_state.fence SET token = 'late'")
+        engines.append(open_state(postgresql_url, 2))
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            frozen.execute("UPDATE cortex_state.fence SET token = 'late'")
+    assert KeyValueStore(engines[1]).put_if_absent("a", "new") == "new"
+
+
 def test_the_location_of_a_file_is_shown_as_its_path() -> None:
     assert shown(Path("/tmp/state.db")) == "/tmp/state.db"

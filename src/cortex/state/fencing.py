@@ -10,6 +10,7 @@ This one statement does three things:
 from __future__ import annotations
 
 import secrets
+import time
 
 from sqlalchemy import Connection, Engine, event
 
@@ -23,6 +24,11 @@ _CREATE = (
     "CREATE TABLE fence (id INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, token TEXT NOT NULL)",
     "INSERT INTO fence VALUES (1, 0, '')",
 )
+_LOCK = "SELECT 1 FROM fence FOR UPDATE SKIP LOCKED"
+_TERMINATE_HOLDER = """
+SELECT pg_terminate_backend(holder.pid), pg_stat_clear_snapshot()
+FROM fence JOIN pg_stat_activity AS holder ON holder.backend_xid = fence.xmax AND holder.usename = current_user"""
+_POLL_S = 0.05
 
 
 def create_fence(connection: Connection) -> None:
@@ -32,7 +38,13 @@ def create_fence(connection: Connection) -> None:
 
 
 def raise_fence(connection: Connection, epoch: int) -> None:
-    """Reject all older epochs from here on; waits for their transactions. Raises: SupersededError."""
+    """Reject all older epochs from here on, and abort their open transactions. Raises: SupersededError.
+
+    The operator of such a transaction may be frozen: waiting for it could take a minute.
+    """
+    while not connection.exec_driver_sql(_LOCK).first():
+        connection.exec_driver_sql(_TERMINATE_HOLDER)
+        time.sleep(_POLL_S)
     raised = connection.exec_driver_sql("UPDATE fence SET epoch = %s WHERE epoch <= %s", (epoch, epoch))
     if not raised.rowcount:
         raise SupersededError("another operator is the leader now")
