@@ -178,6 +178,8 @@ def test_a_stream_to_a_client_of_http_1_0_has_no_chunks(header: bytes, upstream:
         (b"GET /one/below HTTP/1.1", 404, b"one has no path /below; below its endpoint, it has /docs, "),
         (b"GET /oneself HTTP/1.1", 404, b"no API has the path /oneself; the endpoints are /one"),
         (b"GET /healthz HTTP/1.1", 200, b'"ok": true'),
+        (b"GET /readyz HTTP/1.1", 200, b'{"ready":true}'),
+        (b"GET /one/readyz HTTP/1.1", 200, b'{"ready":true}'),
         (b"GET /one/v2/health/live HTTP/1.1", 200, b'"live":true'),
         (b"GET /one/openapi.json HTTP/1.1", 200, b'"openapi":"3.1.0"'),
         (b"GET /one/docs HTTP/1.1", 200, b"swagger-ui"),

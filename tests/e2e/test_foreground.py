@@ -203,6 +203,7 @@ def test_a_project_is_deployed_at_the_start_and_updated_at_the_next(home: Path, 
     with deploying(home, write_project(tmp_path / "project", SOURCE, CONFIG)) as foreground:
         wait_for_line(foreground, "echo is live")
         assert foreground.cortex.cortex("status", "--ready").stderr == ""
+        assert foreground.cortex.post("/readyz", method="GET").status == 200
         assert foreground.cortex.post("/echo", {"s": 0}).json == {"s": 0}
     changed = SOURCE.replace("return payload", "return {'version': 2}")
     with deploying(home, write_project(tmp_path / "project", changed, CONFIG)) as foreground:
@@ -216,6 +217,7 @@ def test_a_project_that_can_not_start_is_logged_and_not_ready(home: Path, tmp_pa
         wait_for_line(foreground, "echo failed to become live: ")
         done = foreground.cortex.cortex("status", "--ready", check=False)
         assert (done.returncode, done.stderr) == (1, "error: echo is not ready: error\n")
+        assert foreground.cortex.post("/readyz", method="GET").json == {"ready": False, "not_ready": ["echo"]}
 
 
 def test_a_project_with_mistakes_starts_nothing(home: Path, tmp_path: Path) -> None:

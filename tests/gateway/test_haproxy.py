@@ -150,7 +150,7 @@ async def test_503_without_a_replica_contains_the_reason(home: Home) -> None:
             await w.gateway.apply(table(backend("iris", unavailable=reason)))
             answer = await ask(w.port, "/iris")
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            expected = reason.strip() or "no reason is known"
+            expected = reason.strip() or "starting"
             assert answer.json()["error"] == f"no replica is ready: {expected}"
         assert await RuntimeApi(home.sockets_dir / "gateway-master.sock").workers() == before
 

@@ -157,10 +157,14 @@ class _ProcessCall(CommandCall):
         if route is None and path not in _HEALTH:
             await gateway.paths_known.wait()
             route = find_route(path, gateway.upstreams)
-        if route is not None and route.documentation:
+        if route is not None and route.asks_ready:
+            self._answer_ready([route.upstream])
+        elif route is not None and route.documentation:
             self._answer_documentation(route)
         elif route is not None:
             await self._pass_on(route)
+        elif path == "/readyz":
+            self._answer_ready(gateway.upstreams)
         elif path in _HEALTH:
             connection.respond(200, b"application/json", b'{"ok": true}')
         elif not gateway.upstreams:
@@ -168,6 +172,11 @@ class _ProcessCall(CommandCall):
         else:
             connection.api_name = ""
             connection.respond_error(404, why_unknown(path, gateway.upstreams))
+
+    def _answer_ready(self, upstreams: Sequence[DevApi]) -> None:
+        is_ready = bool(upstreams) and all(each.is_serving for each in upstreams)
+        body = b'{"ready":true}' if is_ready else b'{"ready":false}'
+        self._connection.respond(200 if is_ready else 503, b"application/json", body)
 
     def _answer_documentation(self, route: DevRoute) -> None:
         from cortex.dev.documentation import documentation_response  # noqa: PLC0415 - many sessions open no page

@@ -26,6 +26,7 @@ class DevRoute:
     endpoint: str | None = None  #: set for paths below it
     asks_info: bool = False
     documentation: str = ""  #: the path below the endpoint, if `cortex dev` answers it
+    asks_ready: bool = False
 
 
 def find_route(path: str, upstreams: Sequence[DevApi]) -> DevRoute | None:
@@ -74,6 +75,8 @@ def _route_below(target: DevApi, owner: Api, below: str) -> DevRoute | None:
         return DevRoute(target)
     if api.is_application:
         return DevRoute(target, endpoint)
+    if below == "/readyz":
+        return DevRoute(target, asks_ready=True)
     if owner.networking.docs and (below in ("/openapi.json", "/docs") or below.startswith("/docs/")):
         return DevRoute(target, documentation=below)
     if api.kind is not ApiKind.REALTIME:

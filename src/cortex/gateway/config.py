@@ -101,6 +101,7 @@ from cortex.gateway.maps import (
     INFO_MAP,
     JOBS_MAP,
     KEYS_MAP,
+    OPERATOR_BACKEND,
     PREFIXES_MAP,
     ROUTES_MAP,
     SHADOWS_MAP,
@@ -222,6 +223,13 @@ _CALLED = "{ var(txn.called) -m found }"
 _FROM_OLD_WORKER = """\
   http-request set-var(txn.client) req.hdr(x-cortex-client) if { so_name successor }
   http-request set-var(txn.scheme) req.hdr(x-cortex-scheme) if { so_name successor }
+"""
+
+
+#: Answers the questions whether the gateway lives, in the form of each of their paths.
+_LIVE = """\
+  http-request return status 200 content-type application/json string '{"ok": true}' if { path /livez /healthz }
+  http-request return status 200 content-type application/json string '{"live":true}' if { path_end /v2/health/live }
 """
 
 
@@ -590,7 +598,8 @@ backend {UNKNOWN_BACKEND}
 {refusals_server(sockets.refusals)}""",
         f"""\
 backend {HEALTH_BACKEND}
-  http-request return status 200 content-type application/json string '{{"ok": true}}'
+{_LIVE}\
+  http-request lua.cortex_ready
 """,
         f"""\
 backend cortex-successor
@@ -606,9 +615,17 @@ backend {DRAINING_BACKEND}
 backend {PROBES_BACKEND}
   stick-table type string len 250 size {2 * len(table.backends) + 1} store gpc(1)
 """,
+        *_operator_section(table),
         *_keyed_section(table, settings),
         *_grpc_section(table, settings),
     )
+
+
+def _operator_section(table: RoutingTable) -> tuple[str, ...]:
+    """Return the section whose health checks tell whether the operator runs; none if no API needs it to answer."""
+    socket = next((backend.jobs_socket for backend in table.backends if backend.jobs_socket), "")
+    check = "check inter 2s downinter 500ms rise 1 fall 1"
+    return (f"backend {OPERATOR_BACKEND}\n  server operator 'unix@{socket}' {check}\n",) if socket else ()
 
 
 def _has_keys(table: RoutingTable) -> bool:
@@ -649,7 +666,6 @@ def _v2_section(table: RoutingTable, sockets: GatewaySockets) -> str:
     """Return the section of the Open Inference Protocol's paths at the root that name no API."""
     answers = {
         "/v2/health/live": '{"live":true}',
-        "/v2/health/ready": '{"ready":true}',
         "/v2/models /v2/models/": json.dumps({"models": v2_names(table)}),
         "/v2 /v2/": json.dumps({"name": "cortex", "version": __version__, "extensions": EXTENSIONS}),
     }
@@ -658,4 +674,5 @@ def _v2_section(table: RoutingTable, sockets: GatewaySockets) -> str:
         for paths, body in answers.items()
     ]
     refused = refuse(405, json_error("use GET"), "! { method GET HEAD }") + END_OF_REFUSALS
-    return f"backend {V2_BACKEND}\n{refused}{''.join(lines)}{refusals_server(sockets.refusals)}"
+    ready = "  http-request lua.cortex_ready if { path /v2/health/ready }\n"
+    return f"backend {V2_BACKEND}\n{refused}{''.join(lines)}{ready}{refusals_server(sockets.refusals)}"

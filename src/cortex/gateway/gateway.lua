@@ -1,5 +1,5 @@
--- Holding of requests for an API that has no replica yet, refusal of requests, copying of requests to a shadow, and
--- streams of gRPC health checks, which HAProxy's directives can't express. Requests that find a replica and are not
+-- Holding of requests for an API that has no replica yet, readiness, refusal of requests, copying of requests to a shadow,
+-- and streams of gRPC health checks, which HAProxy's directives can't express. Requests that find a replica and are not
 -- copied run nothing of this.
 
 local POLL_MS = 50
@@ -26,6 +26,69 @@ core.register_action("cortex_hold", { "http-req" }, function(txn, timeout_ms)
     core.msleep(POLL_MS)
   end
 end, 1)
+
+local ready = Map.new("ready.map", Map._str)
+
+-- Returns whether everything has a server that `needs` names, a value of the map.
+local function has_servers(fetches, needs)
+  for backend in string.gmatch(needs, "%S+") do
+    if backend ~= "+" and (backend == "-" or fetches:nbsrv(backend) == 0) then
+      return false
+    end
+  end
+  return true
+end
+
+local function answer_ready(txn, status, fields)
+  local reply = txn:reply({ status = status })
+  reply:add_header("content-type", "application/json")
+  if status == 503 then
+    reply:add_header("retry-after", "1")
+  end
+  reply:set_body("{" .. fields .. "}")
+  txn:done(reply)
+end
+
+-- Returns the APIs that a query `?api=A&api=B` names; those of the gateway if it names none.
+local function asked_apis(query)
+  local names = {}
+  for name in string.gmatch("&" .. query, "&api=([^&]*)") do
+    names[#names + 1] = name
+  end
+  if #names == 0 then
+    for name in string.gmatch(ready:lookup("*") or "", "%S+") do
+      names[#names + 1] = name
+    end
+  end
+  return names
+end
+
+-- Answers whether an API can answer requests, at a path below its endpoint, or all that the query names.
+core.register_action("cortex_ready", { "http-req" }, function(txn)
+  local drains = txn.f:nbsrv("cortex-draining") > 0
+  local needs = ready:lookup(txn.f:path())
+  if needs then
+    local is_ready = not drains and has_servers(txn.f, needs)
+    return answer_ready(txn, is_ready and 200 or 503, '"ready":' .. tostring(is_ready))
+  end
+  local names = asked_apis(txn.f:query() or "")
+  local missing = {}
+  for _, name in ipairs(names) do
+    needs = string.match(name, "^[%w_.-]+$") and ready:lookup(name)
+    if not needs then
+      return answer_ready(txn, 404, '"error":"no API has the name in ?api=","request_id":"' .. txn.f:unique_id() .. '"')
+    end
+    if not has_servers(txn.f, needs) then
+      missing[#missing + 1] = '"' .. name .. '"'
+    end
+  end
+  local error = drains and "the gateway is stopping" or #names == 0 and "no API is deployed"
+  if not error and #missing == 0 then
+    return answer_ready(txn, 200, '"ready":true')
+  end
+  local reason = error and ',"error":"' .. error .. '"' or ""
+  answer_ready(txn, 503, '"ready":false,"not_ready":[' .. table.concat(missing, ",") .. "]" .. reason)
+end, 0)
 
 -- An API key, see `operator/access/keys.py`: as a word of its own, or behind an escape such as `%20`.
 local KEY = "ck_" .. string.rep("%x", 10) .. "_" .. string.rep("[%w_-]", 43) .. "%f[^%w_-]"

@@ -16,6 +16,7 @@ configuration, so that HAProxy never parses it as a directive.
 | `grpc.map` | gRPC API, or gRPC service | backend, for metadata, health checks and reflection | reload |
 | `unavailable.map` | backend | reason, as the inside of a JSON string | command |
 | `holds.map` | backend | 1 if requests wait for the first replica | command |
+| `ready.map` | API or splitter; path that asks whether it is ready; `*` | see `_ready_map` | command |
 | `slots.map` | splitter:0 to splitter:99 | backend | command |
 | `canaries.map` | backend of an API, and 0 to 99 | it, or the backend of its canary | command |
 | `shadows.map` | splitter, or backend with a canary, and :0 to :99 | backend that gets a copy, or `-` | command |
@@ -42,6 +43,7 @@ PREFIXES_MAP = "prefixes.map"
 PREFLIGHTS_MAP = "preflights.map"
 UNAVAILABLE_MAP = "unavailable.map"
 HOLDS_MAP = "holds.map"
+READY_MAP = "ready.map"
 SLOTS_MAP = "slots.map"
 SHADOWS_MAP = "shadows.map"
 CANARIES_MAP = "canaries.map"
@@ -61,6 +63,8 @@ HEALTH_BACKEND = "cortex-health"
 #: A flag, changed by command: the only server of this backend is up while the gateway drains. No request goes there.
 DRAINING_BACKEND = "cortex-draining"
 DRAINING_SERVER = f"{DRAINING_BACKEND}/draining"
+#: The only server of this backend is the operator, whose health checks tell whether it runs. No request goes there.
+OPERATOR_BACKEND = "cortex-operator"
 #: The backend of the Open Inference Protocol's paths at the root that name no API.
 V2_BACKEND = "cortex-v2"
 NO_SHADOW = "-"
@@ -68,6 +72,9 @@ V2_PATH = "/v2"
 
 UNAVAILABLE_MAX_LENGTH = 1000
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
+_READY_PATH, _V2_READY_PATH, _V2_LIVE_PATH = "/readyz", "/v2/health/ready", "/v2/health/live"
+#: Values of the map of readiness, besides names of backends: always, and never.
+_READY, _NOT_READY = "+", "-"
 _V2_PATHS = ("/v2", "/v2/", "/v2/health/live", "/v2/health/ready", "/v2/models", "/v2/models/")
 #: Files that the page at `<endpoint>/docs` refers to, by name.
 DOCS_ASSETS = ("docs.css", "docs.js", "swagger-ui-bundle.js", "swagger-ui.css")
@@ -108,7 +115,7 @@ def api_of(backend: str) -> str | None:
 
 def unavailable_text(backend: ApiBackend) -> str:
     r"""Return the reason as the inside of a JSON string: one line of printable ASCII, as map files require."""
-    text = backend.unavailable.strip()[:UNAVAILABLE_MAX_LENGTH].strip() or "no reason is known"
+    text = backend.unavailable.strip()[:UNAVAILABLE_MAX_LENGTH].strip() or "starting"
     return json.dumps(text)[1:-1].replace("\x7f", "\\u007f")
 
 
@@ -149,6 +156,10 @@ def fixed_maps(table: RoutingTable) -> Maps:
     for path in _V2_PATHS if table.v2_at_root else ():
         if path not in splits:
             routes.setdefault(path, V2_BACKEND)
+    for entry in entries:
+        for path in _probe_paths(table, entry):
+            if path not in splits:
+                routes.setdefault(path, HEALTH_BACKEND)
     docs = _docs_map(table, {*routes, *splits})
     routes |= dict.fromkeys(docs, DOCS_BACKEND)
     jobs = {f"{b.endpoint.rstrip('/')}/": backend_name(b) for b in table.backends if b.jobs_socket}
@@ -193,6 +204,45 @@ def v2_names(table: RoutingTable) -> list[str]:
     """Return the names of APIs and splitters that serve the Open Inference Protocol."""
     apis = [backend.api for backend in table.backends if V2_PATH in _subpaths(table, backend)]
     return sorted([*apis, *(split.name for split in table.splits if V2_PATH in _subpaths(table, split))])
+
+
+def _probe_paths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
+    """Return the paths below an endpoint at which the gateway tells whether the API or splitter is ready, or alive.
+
+    All paths below the endpoint of an application or a command are its own, and those at the root are the gateway's.
+    """
+    endpoint = entry.endpoint.rstrip("/")
+    if not endpoint or _has_application(table, entry):
+        return []
+    suffixes = (_READY_PATH, *((_V2_READY_PATH, _V2_LIVE_PATH) if V2_PATH in _subpaths(table, entry) else ()))
+    return [endpoint + suffix for suffix in suffixes]
+
+
+def _ready_map(table: RoutingTable) -> dict[str, str]:
+    """Return what must be up for each API and splitter to answer requests, by its name and by its paths for that.
+
+    A value consists of names of backends, each of which needs a server, `+` for what can always answer, or `-` for what
+    can't. The value of `*` are all names.
+    """
+    needs = {backend.api: _needs(backend) for backend in table.backends}
+    for split in table.splits:
+        apis = [needs.get(share.api, _NOT_READY) for share in split.shares if share.percent]
+        needs[split.name] = " ".join(apis) or _NOT_READY
+    entries: dict[str, str] = {}
+    owners: tuple[ApiBackend | Split, ...] = (*table.splits, *table.backends)
+    for entry in owners:
+        name = entry.name if isinstance(entry, Split) else entry.api
+        for path in _probe_paths(table, entry):
+            if not path.endswith(_V2_LIVE_PATH):
+                entries.setdefault(path, needs[name])
+    return {**entries, **needs, **({"*": " ".join(sorted(needs))} if needs else {})}
+
+
+def _needs(backend: ApiBackend) -> str:
+    """Return what must be up for an API to answer requests."""
+    if backend.jobs_socket:
+        return _NOT_READY if backend.unavailable else OPERATOR_BACKEND
+    return _READY if backend.holds and not backend.unavailable else backend_name(backend)
 
 
 def _subpaths(table: RoutingTable, entry: ApiBackend | Split) -> list[str]:
@@ -255,6 +305,7 @@ def live_maps(table: RoutingTable) -> Maps:
     return {
         UNAVAILABLE_MAP: {backend_name(backend): unavailable_text(backend) for backend in calls},
         HOLDS_MAP: {backend_name(backend): "1" if backend.holds else "0" for backend in calls},
+        READY_MAP: _ready_map(table),
         SLOTS_MAP: slots,
         SHADOWS_MAP: shadows | _canary_copies(table),
         CANARIES_MAP: _canaries_map(table),

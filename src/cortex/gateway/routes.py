@@ -61,7 +61,9 @@ class ApiBackend:
     timeout_s: float
     max_body_bytes: int
     max_queue: int  #: requests that may wait for a free process, per ready process; more are answered with 503
-    unavailable: str  #: reason in the 503 response while `servers` is empty: `starting`, `out of memory`
+    #: Reason in the 503 response while `servers` is empty: `starting`, `out of memory`. "": nothing keeps the API from
+    #: answering, since it has been ready before and `holds`, or runs jobs.
+    unavailable: str
     servers: tuple[Server, ...] = ()
     jobs_socket: str = ""  #: of an API that runs jobs: the operator's socket, which replaces `servers`
     holds: bool = False  #: while `servers` is empty, requests wait for a server instead of being refused

@@ -28,6 +28,8 @@ _RESERVED = {
     "/openapi.json": "the OpenAPI document of the API",
     "/info": "the description of the API",
 }
+#: One that is reserved for new code only: older code may have a route there, and must start.
+READY_PATH = "/readyz"
 #: Parts of a request that a method may declare, besides the parameters of its path.
 ARGUMENTS = ("payload", "query_params", "headers")
 #: Names that no parameter of a path or query has.

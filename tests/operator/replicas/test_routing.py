@@ -7,10 +7,10 @@ import pytest
 from cortex.config.schema import Api
 from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, Canary, Share, Split
-from cortex.lifecycle import DeathCause, ProcessState
+from cortex.lifecycle import ApiKind, DeathCause, ProcessState
 from cortex.operator.replicas.plan import Replica
 from cortex.operator.replicas.routing import requests_ahead, routes_of, server_capacity
-from cortex.operator.revisions.preparation_states import Preparation
+from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.state.queries.apis import StoredFailure
 from cortex.worker.spec import Death, StartFailure
 from harness.replicas.fleet import (
@@ -201,6 +201,38 @@ def test_a_revision_that_has_served_holds_requests_until_it_serves_again() -> No
     served = record(new, serving=new)
     broken = {("iris", "r1"): Preparation(failure=BROKEN)}
     assert not routes_of([served], [], broken).backends[0].holds
+
+
+def test_nothing_keeps_an_api_from_answering_that_was_ready_and_scaled_to_zero() -> None:
+    first, again = deployed(spec=api(autoscaling={"min_replicas": 0})), deployed(revision="r0")
+    assert [routes_of([record(first, serving)], [], {}).backends[0].unavailable for serving in (None, again)] == [
+        "starting",
+        "",
+    ]
+    (failed,) = routes_of([record(first, again)], [replica("a", FAILED)], {}).backends
+    assert failed.unavailable == "ValueError while it started; `cortex get iris` shows why"
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "preparation", "unavailable"),
+    [
+        (ApiKind.BATCH, [], Preparation(), "starting"),
+        (ApiKind.BATCH, [], Preparation(Stage.DONE), ""),
+        (ApiKind.BATCH, [], Preparation(failure=BROKEN), "ValueError while it started; `cortex get iris` shows why"),
+        (ApiKind.ASYNC, [], Preparation(Stage.DONE), "starting"),
+        (ApiKind.ASYNC, [replica("a", STARTING)], Preparation(Stage.DONE), "starting"),
+        (ApiKind.ASYNC, [replica("a", READY)], Preparation(Stage.DONE), ""),
+        (ApiKind.ASYNC, [replica("a", FAILED)], Preparation(Stage.DONE), "ValueError while it started; `cortex get"),
+        (ApiKind.ASYNC, [replica("a", READY), replica("b", FAILED)], Preparation(Stage.DONE), ""),
+    ],
+)
+def test_an_api_behind_the_operator_has_the_reason_why_it_can_not_work(
+    kind: ApiKind, replicas: list[Replica], preparation: Preparation, unavailable: str
+) -> None:
+    spec = api().model_copy(update={"kind": kind})
+    (found,) = routes_of([record(deployed(spec=spec))], replicas, {("iris", "r1"): preparation}, "/s/jobs").backends
+    assert (found.jobs_socket, found.unavailable[: len(unavailable)]) == ("/s/jobs", unavailable)
+    assert bool(found.unavailable) == bool(unavailable)
 
 
 def test_requests_are_held_after_one_kill_of_a_process_that_starts() -> None:

@@ -310,6 +310,8 @@ class Handler:
         ("@at('GET', path='/v2/a')\n    def a(self): ...",
          [("5:21", 'class Handler: the path "/v2/a" is reserved for the Open Inference Protocol',
            "choose another path")]),
+        ("@at('GET', '/readyz/')\n    def a(self): ...",
+         [("5:16", 'class Handler: the path "/readyz" is reserved for the readiness of the API', "choose another path")]),
         ("@at\n    def a(self): ...",
          [("5:6", "class Handler: @cortex.route has no verb and path", 'write @cortex.route("GET", "/path")')]),
         ("@at('GET', '/a/{x}')\n    def a(self, y): ...",

@@ -20,7 +20,7 @@ from cortex.gateway.routes import COPIES_OF_ALL, ApiBackend, ApiKey, Canary, Cor
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.replicas.plan import Replica, is_proven, is_restarting
 from cortex.operator.replicas.status import failure_of
-from cortex.operator.revisions.preparation_states import Preparation, PreparationStates
+from cortex.operator.revisions.preparation_states import Preparation, PreparationStates, Stage
 from cortex.state.queries.apis import ApiRecord
 from cortex.telemetry import Logger
 from cortex.worker.spec import ProcessStatus
@@ -77,21 +77,16 @@ def routes_of(
     for replica in replicas:
         by_api.setdefault(replica.spec.api, []).append(replica)
     socket = jobs_socket if any(record.spec.networking.docs for record in wanted) else ""
+
+    def backend(record: ApiRecord) -> ApiBackend:
+        own = sorted(by_api.get(record.name, []), key=lambda replica: replica.spec.id)
+        preparation = preparations.get((record.name, record.revision), Preparation())
+        if record.spec.kind is not ApiKind.REALTIME:
+            return _jobs_backend(record, jobs_socket, own, preparation)
+        return _backend(record, own, preparation, gateways, record.name in routed, canaries.get(record.name))
+
     return RoutingTable(
-        tuple(
-            _backend(
-                record,
-                sorted(by_api.get(record.name, []), key=lambda replica: replica.spec.id),
-                preparations.get((record.name, record.revision), Preparation()),
-                gateways,
-                record.name in routed,
-                canaries.get(record.name),
-            )
-            if record.spec.kind is ApiKind.REALTIME
-            else _jobs_backend(record, jobs_socket)
-            for record in wanted
-            if record.spec.kind is not ApiKind.SPLITTER
-        ),
+        tuple(backend(record) for record in wanted if record.spec.kind is not ApiKind.SPLITTER),
         tuple(_split(record) for record in wanted if record.spec.kind is ApiKind.SPLITTER),
         tuple(keys),
         operator_socket=socket,
@@ -149,13 +144,14 @@ def _backend(
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
     unavailable = _unavailable(record, replicas, preparation)
+    scales_to_zero = spec.autoscaling.min_replicas == 0
     # Independent of the number of replicas and of requests ahead: a change of the limit makes the gateway reload its
     # configuration.
     default_slots = limit if spec.handler.type in ("asgi", COMMAND) else spec.handler.threads_per_process
     slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
     # A revision that has served starts again within seconds or minutes: after `cortex up`, say, or at zero replicas.
-    comes_back = spec.autoscaling.min_replicas == 0 or is_proven(record)
+    comes_back = scales_to_zero or is_proven(record)
     old, canary = _divided(record, routed, canary_percent)
 
     def server(replica: Replica, process: ProcessStatus, of: Sequence[RoutedProcess]) -> Server:
@@ -174,7 +170,7 @@ def _backend(
         max_body_bytes=spec.networking.max_body_size,
         max_queue=max(0, _share(limit, gateways) - inside),
         subpaths=_subpaths(spec, has_routes),
-        unavailable=unavailable or _STARTING,
+        unavailable=unavailable or ("" if scales_to_zero and record.serving else _STARTING),
         servers=tuple(server(*pair, old) for pair in old),
         # If the first replica can't start, fail requests at once instead of after their timeout.
         holds=comes_back and (not unavailable or _was_killed_once(replicas)),
@@ -226,15 +222,18 @@ def _subpaths(spec: Api, has_routes: bool) -> tuple[str, ...]:
     return (V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,)
 
 
-def _jobs_backend(record: ApiRecord, socket: str) -> ApiBackend:
+def _jobs_backend(record: ApiRecord, socket: str, replicas: Sequence[Replica], preparation: Preparation) -> ApiBackend:
     networking = record.spec.networking
+    has_workers = record.spec.kind.has_replicas
+    is_ready = any(each.is_ready for each in replicas) if has_workers else preparation.stage is Stage.DONE
+    starting = "" if record.serving else _STARTING
     return ApiBackend(
         api=record.name,
         endpoint=networking.endpoint,
         timeout_s=networking.timeout_s,
         max_body_bytes=networking.max_body_size,
         max_queue=0,
-        unavailable="",
+        unavailable="" if is_ready else _unavailable(record, replicas, preparation) or starting,
         jobs_socket=socket,
         access_log=networking.access_log,
         needs_key=networking.needs_key,

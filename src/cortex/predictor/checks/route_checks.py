@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cortex.payloads.path_template import RouteError
-from cortex.predictor.routes import Route, parse_route
+from cortex.predictor.routes import READY_PATH, Route, parse_route
 
 if TYPE_CHECKING:
     from cortex.predictor.checks.source_checks import FunctionNode, Scope
@@ -100,7 +100,10 @@ def _decorator(function: FunctionNode, node: ast.expr) -> RouteDecorator:
     if verb is None or path is None or verb_value is _UNKNOWN or path_value is _UNKNOWN:
         return RouteDecorator(function, node)
     try:
-        return RouteDecorator(function, node, parse_route(verb_value, path_value))
+        route = parse_route(verb_value, path_value)
+        if route.template.text.rstrip("/") == READY_PATH:
+            raise RouteError(f'the path "{READY_PATH}" is reserved for the readiness of the API', "choose another path")
+        return RouteDecorator(function, node, route)
     except RouteError as error:
         return RouteDecorator(function, path if _is_verb(verb_value) else verb, error=error)
 
