@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cortex.export.dockerfile import READINESS_CHECK
 from harness.buildah import BASE, Buildah, require_programs
 from harness.connections import KeptConnection
 from harness.installations.command_line import CORTEX
@@ -127,7 +128,7 @@ def test_an_exported_image_serves_drains_and_is_rebuilt_quickly(
     export(buildah, wheel, project)
     image = buildah.image("shop:1")
     assert image["User"] == "10001:10001"
-    assert image["Healthcheck"]["Test"] == ["CMD", "cortex", "status", "--ready"]
+    assert image["Healthcheck"]["Test"] == ["CMD", *READINESS_CHECK]
     assert image["Cmd"][-1] == f"/srv/project/{CONFIG_NAME}"
 
     # The ports of the image are those of this machine, so the container gets others, and only the loopback address.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.errors import InputError
-from cortex.export.dockerfile import ImageOptions, compose_file, dockerfile, readme
+from cortex.export.dockerfile import GATEWAY_PORT, READINESS_CHECK, ImageOptions, compose_file, dockerfile, readme
 from cortex.export.kubernetes import manifest
 from cortex.export.plan import ImageEnvironment, ImagePlan, ModelLayer, PodResources, image_name
 
@@ -66,10 +69,30 @@ def test_the_image_runs_as_an_ordinary_user_and_reports_whether_its_apis_are_rea
     *_, user, health, command = instructions(dockerfile(plan(), OPTIONS))
 
     assert user == "USER 10001:10001"
-    assert health.endswith('CMD ["cortex", "status", "--ready"]')
+    assert health.endswith(f"CMD {json.dumps(READINESS_CHECK)}")
     words = json.loads(command.removeprefix("CMD "))
     assert words[:4] == ["cortex", "up", "--foreground", "--stop-all"]
     assert words[-2:] == ["--deploy", "/srv/project/cortex.yaml"]
+
+
+@pytest.mark.parametrize("status", [200, 503, None])
+def test_the_health_check_of_the_image_is_a_request_to_the_gateway(status: int | None) -> None:
+    asked: list[str] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status or 0)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        command = [each.replace(str(GATEWAY_PORT), str(gateway.server_port)) for each in READINESS_CHECK]
+        if status is None:
+            gateway.server_close()
+        else:
+            threading.Thread(target=gateway.handle_request).start()
+        done = subprocess.run(command, capture_output=True)
+    assert (done.returncode == 0, asked) == (status == 200, [] if status is None else ["/readyz"])
 
 
 def test_cortex_is_installed_in_the_version_that_exports() -> None:

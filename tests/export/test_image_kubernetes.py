@@ -75,7 +75,7 @@ def test_pods_with_jobs_share_no_volume(tmp_path: Path) -> None:
 def test_pods_are_ready_if_their_apis_are(tmp_path: Path) -> None:
     found = container(documents(tmp_path, "stateless")["Deployment"])
 
-    assert found["readinessProbe"]["exec"]["command"] == ["cortex", "status", "--ready"]
+    assert found["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert found["livenessProbe"]["httpGet"]["path"] == "/livez"  # not readiness: a restart makes no model load faster
 
 

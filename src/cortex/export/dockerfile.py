@@ -20,6 +20,13 @@ USER_ID = 10001
 HOME = "/var/lib/cortex"
 PROJECT = "/srv/project"
 GATEWAY_PORT = 8888
+#: Asks the gateway whether all APIs are ready. Images of Python have bash, but no program for HTTP.
+READINESS_CHECK = (
+    "bash",
+    "-c",
+    f"exec 3<>/dev/tcp/127.0.0.1/{GATEWAY_PORT}; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; "
+    'read -r _ status _ <&3; [ "$status" = 200 ]',
+)
 #: The drain time and the time that the processes then have, see docs/howto/containers.md.
 STOP_S = 40
 SHARED_MEMORY = "1g"
@@ -93,7 +100,7 @@ COPY project/ {PROJECT}/
 VOLUME {HOME}
 EXPOSE {GATEWAY_PORT}
 USER {USER_ID}:{USER_ID}
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD ["cortex", "status", "--ready"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(READINESS_CHECK)}
 # At SIGTERM, requests in progress finish.
 CMD ["cortex", "up", "--foreground", "--stop-all", "--log-format", "json", "--host", "0.0.0.0", "--deploy", {config}]
 """)

@@ -9,7 +9,6 @@ import yaml
 from cortex.export.dockerfile import GATEWAY_PORT, HOME, STOP_S, USER_ID
 from cortex.export.plan import ImagePlan
 
-_READY = ["cortex", "status", "--ready"]
 #: Time in which services stop sending new connections to a pod that ends.
 _DEREGISTRATION_S = 5
 _SCALING = """\
@@ -96,8 +95,8 @@ def _container(plan: ImagePlan, tag: str) -> dict[str, Any]:
         "image": tag,
         **environment,
         "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
-        # The APIs themselves, not only the gateway. It needs as long as a command of Python takes to start.
-        "readinessProbe": {"exec": {"command": _READY}, "periodSeconds": 10, "timeoutSeconds": 5},
+        # The APIs themselves, not only the gateway.
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 5},
         "startupProbe": {**live, "failureThreshold": 60},
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 6},
         # Before SIGTERM, so that services send no new connections to a gateway that accepts none.
