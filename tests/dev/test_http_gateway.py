@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +23,7 @@ from cortex.dev.http_gateway import DevGateway, ServedRequest, UnavailableError
 from cortex.dev.local.api import ApplicationApi, RequestApi
 from cortex.dev.local.project import LocalProject, spec_for_this_process
 from cortex.home import Home
+from harness.wait import PATIENCE_S
 
 CODE = """
 class Handler:
@@ -391,3 +396,46 @@ async def app(scope, receive, send):
     assert head.startswith(b"HTTP/1.1 101 ") and head.count(b"x-cortex-request-id") == 1
     assert frames == b"\x81\x09hi/one/ws" + b"\x88\x02\x03\xe8"
     assert [(each.status, each.path) for each in logged] == [(101, "/one/ws")]
+
+
+def test_a_fault_of_cortex_dev_does_not_leave_the_client_waiting(upstream: Upstream) -> None:
+    class Faulty:
+        """As `upstream`, but it cannot be connected to, for no reason that is foreseen."""
+
+        api, signature = upstream.api, ""
+
+        async def connect(self) -> socket.socket:
+            raise RuntimeError("unforeseen")
+
+    data, logged = run(Faulty(), b"GET /one HTTP/1.1\r\nhost: x\r\n" + LAST)
+    assert data.startswith(b"HTTP/1.1 500 ")
+    assert [each.status for each in logged] == [500]
+
+
+async def test_clients_wait_quietly_while_no_descriptor_is_free() -> None:
+    gateway = DevGateway(lambda served: None)
+    port = await gateway.start("127.0.0.1", 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers: list[int] = []
+    with socket.socket() as client:
+        client.setblocking(False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 64, limits[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    fillers.append(os.dup(client.fileno()))
+            with contextlib.suppress(BlockingIOError):
+                client.connect(("127.0.0.1", port))
+            turns, until = 0, time.monotonic() + 0.3
+            while time.monotonic() < until:
+                await asyncio.sleep(0)
+                turns += 1
+        finally:
+            for filler in fillers:
+                os.close(filler)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert turns < 100, "the event loop spins"
+        await asyncio.get_running_loop().sock_sendall(client, b"GET /livez HTTP/1.1\r\nhost: x\r\n" + LAST)
+        received = asyncio.get_running_loop().sock_recv(client, 4096)
+        assert (await asyncio.wait_for(received, PATIENCE_S)).startswith(b"HTTP/1.1 200 ")
+    await gateway.stop()

@@ -9,6 +9,7 @@ before the server of a command. One connection to the process serves one request
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from cortex.dev.client_connection import DevConnection, ServedRequest
 from cortex.dev.routing import DevRoute, find_route, why_unknown
+from cortex.processes.sockets import accept_one
 from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.forwarding import request_head
 from cortex.worker.commands.proxied_server import ProxiedServer
@@ -95,13 +97,12 @@ class DevGateway(ProxiedServer):
         return len(found)
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._pool.add(sock, self._accepted % MAX_CONNECTIONS, lambda connection: None)
-        except OSError:  # the client has disconnected already
-            return
-        self._accepted += 1
+        sock = accept_one(listener)
+        if sock is not None:
+            self._accepted += 1
+            with contextlib.suppress(OSError):  # the client has disconnected already
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._pool.add(sock, self._accepted % MAX_CONNECTIONS, lambda connection: None)
 
     def _handle(self, connection: Connection) -> None:
         assert isinstance(connection, DevConnection)
@@ -147,8 +148,18 @@ class _ProcessCall(CommandCall):
         self._is_lost = False
         self._error_body = b""
         connection.call = self
-        self.task = self._loop.create_task(self._answer())  # later, because the parser of the connection runs
+        self.task = self._loop.create_task(self._run())  # later, because the parser of the connection runs
         self.task.add_done_callback(lambda task: on_over(self))
+
+    async def _run(self) -> None:
+        try:
+            await self._answer()
+        except Exception as error:  # the client must not wait for ever
+            self._loop.call_exception_handler({"message": "cortex dev could not pass a request on", "exception": error})
+            if self.status:
+                self._break_off()
+            else:
+                self._connection.respond_error(500, "cortex dev could not pass the request on; the terminal shows why")
 
     async def _answer(self) -> None:
         gateway, connection = self._gateway, self._connection
