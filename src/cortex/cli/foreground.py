@@ -14,7 +14,6 @@ this process, possibly process 1 of a container
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from cortex.client.local_operator import ListenOptions, foreground_command, spaw
 from cortex.home import Home
 from cortex.installation import last_operator
 from cortex.processes.backoff import Backoff
+from cortex.processes.orphans import adopt_orphans
 
 #: Time for requests in progress. Everything then ends within the 30 seconds that Kubernetes waits by default.
 DRAIN_S = 20.0
@@ -41,7 +41,6 @@ _RESTARTS = Backoff(first_s=0.5, max_s=30.0)
 #: An operator that ran for so long has not failed to start.
 _STABLE_S = 60.0
 _REAP_S = 0.05
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_foreground(
@@ -60,8 +59,7 @@ def run_foreground(
     """
     command = [*foreground_command(home, options), "--stop-all", "--drain", f"{drain_s:g}"]
     telemetry.configure(home.logs_dir / "cli.log")
-    # Without this, orphans become children of process 1, which in some containers reaps nothing.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()  # otherwise they become children of process 1, which in some containers reaps nothing
     supervision = _Supervision(home, command, drain_s, output(), deployment, start_lock)
     for number in _SIGNALS:
         signal.signal(number, supervision.stop)

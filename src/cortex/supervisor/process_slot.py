@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cortex.lifecycle import DeathCause, ProcessState
+from cortex.processes.orphans import end_with_parent
 from cortex.processes.process_tree import CLEANING_S, is_cleaner, is_running, kill_group
 from cortex.supervisor.exit_reasons import (
     count_kernel_oom_kills,
@@ -54,7 +55,6 @@ from cortex.supervisor.models.worker_models import WorkerModels
 from cortex.worker.channel import Channel
 from cortex.worker.monitoring.request_log import mark_streams
 from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
-from cortex.worker.worker_process import end_with_parent
 
 #: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500

@@ -27,6 +27,7 @@ from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.predictor.applications import WSGI
 from cortex.processes.jsonl import LineBuffer
+from cortex.processes.orphans import adopt_orphans
 from cortex.processes.sockets import allow_descriptors
 from cortex.supervisor.housekeeping import Housekeeping
 from cortex.supervisor.listeners import ReplicaListeners, UnixListener
@@ -47,7 +48,6 @@ from cortex.worker.monitoring.metrics import (
 from cortex.worker.monitoring.metrics import SUPERVISOR as METRICS_FILE
 from cortex.worker.shared_state import MAX_CONNECTIONS
 from cortex.worker.spec import ProcessStatus, ReplicaSpec, ReplicaStatus, RequestLimits
-from cortex.worker.worker_process import adopt_orphans
 from cortex.worker.working_copy import StrategyTest, copies_folder, ignored_strategy
 
 if TYPE_CHECKING:

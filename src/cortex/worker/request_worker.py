@@ -23,6 +23,7 @@ import uvloop
 from cortex.models.spec import Catalogue
 from cortex.predictor.loader import BoundPredictor, load
 from cortex.predictor.user_forks import end_forks_of_threads
+from cortex.processes.orphans import live_without_parent
 from cortex.processes.priority import enter_background, in_background
 from cortex.worker.channel import Channel
 from cortex.worker.http.connection import Connection
@@ -38,7 +39,6 @@ from cortex.worker.worker_process import (
     ModelEvents,
     ModelStart,
     enter_project,
-    live_without_parent,
     open_metrics,
     report_failure,
     run_exit_hooks,

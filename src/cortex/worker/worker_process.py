@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -36,10 +34,6 @@ _VERSIONS_PER_MESSAGE = 200
 MAX_SIGNATURE_BYTES = 64 * 1024
 _MAX_DETAIL_CHARS = 8 * 1024
 _RETRY_S = 0.1
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-_libc = ctypes.CDLL(None)
 
 
 def enter_project(spec: ReplicaSpec, index: int | None) -> ReplicaSpec:
@@ -56,23 +50,6 @@ def enter_project(spec: ReplicaSpec, index: int | None) -> ReplicaSpec:
     set_environment(spec, index)
     set_python_path(spec)
     return spec
-
-
-def end_with_parent(parent: int) -> None:
-    """Arrange that the kernel kills this process when its parent, process `parent`, ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def live_without_parent() -> None:
-    """Undo `end_with_parent`, on the thread that called it: this process ends by itself, and answers before."""
-    _libc.prctl(_PR_SET_PDEATHSIG, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents end, also of those that have left their session."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_environment(spec: ReplicaSpec, index: int | None) -> None:

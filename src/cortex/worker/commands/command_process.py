@@ -26,6 +26,7 @@ from pathlib import Path
 from string import Template
 
 from cortex.errors import UserError
+from cortex.processes.orphans import adopt_orphans, end_with_parent
 from cortex.processes.process_tree import (
     descendants,
     end_group,
@@ -38,7 +39,6 @@ from cortex.processes.process_tree import (
 from cortex.worker.commands.socket_table import SocketTable, holds, is_held_by
 from cortex.worker.commands.upstream import Address
 from cortex.worker.spec import ReplicaSpec
-from cortex.worker.worker_process import adopt_orphans, end_with_parent
 
 #: Time between SIGTERM and SIGKILL.
 STOP_S = 3.5

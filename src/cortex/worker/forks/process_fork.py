@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
-from cortex.worker.worker_process import end_with_parent
+from cortex.processes.orphans import end_with_parent
 
 #: A process that ends becomes a zombie, and its children get another parent, within this order of time.
 _PARENT_CHECK_S = 0.0005
