@@ -7,7 +7,7 @@ kinds. `conversion.py` chooses the generation of a resource and moves the values
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -59,7 +59,7 @@ class FileGeneration:
     @cached_property
     def sections(self) -> frozenset[str]:
         """The keys whose values are maps."""
-        return frozenset(written[:dot] for written in self.fields for dot in _dots(written))
+        return frozenset(written[:dot] for written in self.fields for dot, char in enumerate(written) if char == ".")
 
     @cached_property
     def written(self) -> dict[str, str]:
@@ -72,10 +72,6 @@ class FileGeneration:
         useful = [key for key, field in self.fields.items() if field not in (IGNORED, NOT_YET)]
         inside = [key.removeprefix(prefix) for key in useful if key.startswith(prefix)]
         return list(dict.fromkeys(key.split(".")[0] for key in inside))
-
-
-def _dots(written: str) -> Iterable[int]:
-    return (index for index, char in enumerate(written) if char == ".")
 
 
 def _rows(section: str, keys: str, field: str | None = None) -> dict[str, str]:

@@ -261,7 +261,7 @@ class _Cursor:
         while budget > 0:
             # List newer files before the last read of this one: once there is a newer file, this one is final.
             following = self._following()
-            while budget > 0 and (data := self._read_file()):
+            while budget > 0 and self._file is not None and (data := self._file.read(_READ_BYTES)):
                 budget -= len(data)
                 lines += self._lines(data)
             if following is None or budget <= 0:
@@ -288,9 +288,6 @@ class _Cursor:
         self._file = self._log.open(inode)
         if self._file is not None:
             self._file.seek(offset)
-
-    def _read_file(self) -> bytes:
-        return self._file.read(_READ_BYTES) if self._file is not None else b""
 
     def _following(self) -> int | None:
         inodes = self._log.inodes()

@@ -92,7 +92,8 @@ class InferenceRoute:
 
 def parse_route(path: bytes) -> InferenceRoute:
     """Parse the path behind the endpoint, `/v2/…`, without the query string. Raises: V2Error."""
-    segments = [_unquote(segment) for segment in path.removesuffix(b"/").split(b"/")[1:]]
+    quoted = path.removesuffix(b"/").split(b"/")[1:]
+    segments = [unquote_to_bytes(segment).decode("utf-8", "replace") for segment in quoted]
     match segments:
         case ["v2"]:
             return InferenceRoute("server")
@@ -385,7 +386,3 @@ def _list(names: tuple[str, ...] | list[str]) -> str:
 def _type_name(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "null")
-
-
-def _unquote(segment: bytes) -> str:
-    return unquote_to_bytes(segment).decode("utf-8", "replace")

@@ -207,17 +207,15 @@ class PreloadedWorkerSlot(RequestWorkerSlot):
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
         if message["kind"] == "forked":
-            self._on_forked(int(message["pid"]))
+            pid = int(message["pid"])
+            if self.pid is not None or _parent(pid) != os.getpid():
+                raise ValueError("not a process of this slot")
+            self.pid = pid
+            if self.state is ProcessState.STOPPING:
+                self.kill()
         else:
             self._is_refused = message["kind"] == "failed" and self.is_forking
             super().on_message(message)
-
-    def _on_forked(self, pid: int) -> None:
-        if self.pid is not None or _parent(pid) != os.getpid():
-            raise ValueError("not a process of this slot")
-        self.pid = pid
-        if self.state is ProcessState.STOPPING:
-            self.kill()
 
     def on_channel_lost(self) -> None:
         """Handle the end of the channel: the process is dying, or none was forked."""

@@ -395,11 +395,6 @@ class Supervisor:
         for worker in self._everyone():
             worker.stop(now, drain_s)
 
-    def _configure(self, limits: RequestLimits) -> None:
-        self._spec = self._spec.with_limits(limits)
-        for worker in self._everyone():
-            worker.configure(self._spec)
-
     # Control.
 
     def _on_control(self, client: socket.socket) -> None:
@@ -423,7 +418,9 @@ class Supervisor:
                 if command["command"] == "stop":
                     self._stop(float(command["drain_s"]))
                 elif command["command"] == "configure":
-                    self._configure(RequestLimits.parse(command))
+                    self._spec = self._spec.with_limits(RequestLimits.parse(command))
+                    for worker in self._everyone():
+                        worker.configure(self._spec)
 
     def _status(self) -> ReplicaStatus:
         return ReplicaStatus(

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -231,17 +231,14 @@ class Hosting:
     def _report_changes(self) -> None:
         now = {name: status for name, (_, status) in self.replicas().items()}
         before, self._reported = self._reported, now
-        for name in _differing(before, now):
-            self._observer.changed(name)
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                self._observer.changed(name)
 
     def _on_end(self, folder: Path) -> None:
         if folder.is_dir():
             self._ended.add(folder.name)
         self._observer.changed(folder.name)
-
-
-def _differing(before: Mapping[str, ReplicaStatus], now: Mapping[str, ReplicaStatus]) -> Iterable[str]:
-    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
 
 
 def _unpack_verified(archive: bytes, place: Path, digest: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from cortex.config.conversion import Draft
-from cortex.config.document import Node
 from cortex.config.rules.violations import CheckedApi, Violation
 from cortex.config.schema import Api, Traffic
 from cortex.config.values import quote
@@ -57,7 +55,7 @@ def clashes_with_deployed(
         before, owner = by_name.get(result.api.name), owners.get(result.api.networking.endpoint)
         if before is not None and before.kind != result.api.kind:
             message = f"cannot change the kind of {quote(before.name)} from {before.kind} to {result.api.kind}"
-            node = _kind_or_item(result.draft)
+            node = result.draft.item.at("kind") or result.draft.item
             fix = f'run "cortex delete {before.name}" and deploy again'
             problems.append(result.draft.document.at_value(node, message, fix))
         known = [*staying, *(each.api for each in checked)]
@@ -145,10 +143,6 @@ def _target_problem(traffic: Traffic, kinds: Mapping[str, ApiKind], is_all_known
 def _endpoint_clash(result: CheckedApi, message: str, fix: str) -> list[Diagnostic]:
     found = result.point_at(Violation(("networking.endpoint", "name"), message, fix))
     return [found] if found else []
-
-
-def _kind_or_item(draft: Draft) -> Node:
-    return draft.item.at("kind") or draft.item
 
 
 def _line(result: CheckedApi, field: str) -> int:

@@ -227,7 +227,8 @@ async def dry_run(
         with memory.share() as share:
             submission, pieces = await _read_submission(request, limits, share.acquire)
             if pieces is not None:
-                async for _ in split_lines(pieces, _batch_size(submission), limits.max_batch_bytes):
+                batch_size = getattr(submission.source, "batch_size", 1)
+                async for _ in split_lines(pieces, batch_size, limits.max_batch_bytes):
                     pass
             lines = await begun(_chunks(jobs.dry_run(api, submission, is_trusted=is_trusted)))
     except CortexError as error:
@@ -284,10 +285,6 @@ def _named_job(request: Request) -> str:
     if not job_id:
         raise InputError("query param required: jobID; write <endpoint>?jobID=<job id>")
     return job_id
-
-
-def _batch_size(submission: Submission) -> int:
-    return getattr(submission.source, "batch_size", 1)
 
 
 async def _chunks(lines: AsyncIterator[str]) -> AsyncIterator[str]:

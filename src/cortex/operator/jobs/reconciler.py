@@ -216,7 +216,9 @@ class JobReconciler:
         await self._stop_jobs_of_deleted_apis()
         planned = [found for job in jobs if (found := await self._planned(job))]
         workers = [self._with_currency(worker) for worker in self.workers.all()]
-        for action in plan_jobs(planned, workers, self._capacity(), self._clock()):
+        specs = [spec for spec, _ in self._engine.replicas().values()]
+        capacity = MachineCapacity.of(self._engine.devices(), specs)
+        for action in plan_jobs(planned, workers, capacity, self._clock()):
             try:
                 await self._apply(action)
             except DatabaseUnavailableError:
@@ -237,9 +239,6 @@ class JobReconciler:
             return worker
         record = self._apis.get(worker.spec.api)
         return replace(worker, is_current=record is not None and record.revision == worker.spec.revision)
-
-    def _capacity(self) -> MachineCapacity:
-        return MachineCapacity.of(self._engine.devices(), [spec for spec, _ in self._engine.replicas().values()])
 
     async def _planned(self, job: JobRecord) -> PlannedJob | None:
         """Return a job for the plan; end the job if this version can't read it."""

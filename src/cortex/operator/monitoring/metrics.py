@@ -34,7 +34,6 @@ from cortex.worker.monitoring.metrics import (
     INITIAL_STATUSES,
     RELOADS,
     REQUESTS,
-    Series,
     SeriesKind,
     escape_surrogates,
     parse_key,
@@ -268,13 +267,9 @@ def series_points(api: str, numbers: Mapping[str, float]) -> Iterator[MetricPoin
                 name = f"{series.name}_{series.kind.value}"
                 yield MetricPoint("gauge", name, name, labels, value)
             case SeriesKind.COUNTER | SeriesKind.GAUGE:
-                yield _single(series, labels, value)
+                yield MetricPoint(_TYPES.get(series.kind, "gauge"), series.name, series.name, labels, value)
     for (name, labels), found in buckets.items():
         yield from _histogram(name, labels, found, sums.get((name, labels), 0.0))
-
-
-def _single(series: Series, labels: Labels, value: float) -> MetricPoint:
-    return MetricPoint(_TYPES.get(series.kind, "gauge"), series.name, series.name, labels, value)
 
 
 def _split_bound(labels: Labels) -> tuple[float, Labels]:

@@ -105,7 +105,7 @@ class DetectedLoader:
     def load(self, request: LoadRequest) -> RunnableModel:
         """Detect and load the model in `request.path`. Raises: ModelError."""
         detection = detect(request.path)
-        _log(f"{request.label}: {detection.reason}")
+        sys.stderr.write(f"{request.label}: {detection.reason}\n")
         check_trust(detection, self._trusts_pickle)
         check_signature(detection)
         check_requirements(detection, self._trusts_pickle)
@@ -185,7 +185,3 @@ def check_requirements(detection: Detection, trusts_pickle: bool) -> None:
     if detection.format == "tensorflow":
         required = tuple(each for each in required if installed_version(each.package) is not None)
     check_installed(required, detection.path)
-
-
-def _log(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

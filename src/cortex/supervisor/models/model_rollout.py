@@ -142,7 +142,8 @@ class ModelRollout:
             self._prepare(target)
             return
         self._adopt(target)
-        speculative = self._speculative(now)
+        # What to serve if the next listing confirms the candidate is loaded in advance.
+        speculative = servable(self._candidate, self._avoided(now), self._serving) if self._candidate else None
         if speculative is not None and self._takes_new_process(speculative):
             self._prepare(speculative)
         else:
@@ -158,10 +159,6 @@ class ModelRollout:
             return False
         present = self.standbys[0].models.catalogue
         return present is not None and not needs_new_process(present, target, self._loaded_by(self.standbys))
-
-    def _speculative(self, now: float) -> Catalogue | None:
-        """Return the catalogue to serve if the next listing confirms the candidate; it is loaded in advance."""
-        return servable(self._candidate, self._avoided(now), self._serving) if self._candidate else None
 
     def _wait(self, reason: str | None) -> None:
         for worker in self._workers:

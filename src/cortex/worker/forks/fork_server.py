@@ -26,7 +26,6 @@ from cortex.predictor.loader import BoundPredictor, load
 from cortex.worker.channel import Channel
 from cortex.worker.forks.fork_safety import FINDING, check_fork_safety, end_openmp_pools
 from cortex.worker.forks.process_fork import fork_sibling, freeze_memory, seed_numpy, seed_torch
-from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.request_log import follow_stderr, write_log
 from cortex.worker.monitoring.trace_export import open_tracing
 from cortex.worker.monitoring.user_metrics import MetricsClient, metrics_client
@@ -111,7 +110,8 @@ def _run_worker(
         set_environment(spec, index)
         seed_numpy()
         seed_torch()
-        file = _open_metrics(spec, index, client)
+        file = open_metrics(spec, index)
+        client.attach(file, index)
         tracing = open_tracing(spec, index)
         context = WorkerContext(spec, uvloop.new_event_loop(), shared_states(index), file, tracing)
     except BaseException as error:  # the edge of the process
@@ -129,9 +129,3 @@ def _take_output(descriptors: WorkerDescriptors) -> None:
     follow_stderr()
     os.close(descriptors.stdout_write)
     os.close(descriptors.stderr_write)
-
-
-def _open_metrics(spec: ReplicaSpec, index: int, client: MetricsClient) -> MetricFile | None:
-    file = open_metrics(spec, index)
-    client.attach(file, index)
-    return file

@@ -176,7 +176,14 @@ class Call:
             return
         if connection.has_body:
             data = connection.take_body()
-            self._read_messages(data) if self._is_grpc else self._read_json(data)
+            limit = self._server.limits.max_body_bytes
+            if self._is_grpc:
+                for message in self._reader.feed(data):
+                    self._deliver(message)
+            elif len(self._body) + len(data) > limit:
+                raise BadBody(f"the request body is larger than {limit} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            else:
+                self._body += data
         if connection.is_complete and not self.is_over:
             self._is_read = True
             if self._coding and self._body:
@@ -195,16 +202,6 @@ class Call:
             self._refuse(error)
         except RpcError as error:
             self._end(error.code, error.message)
-
-    def _read_messages(self, data: bytes) -> None:
-        for message in self._reader.feed(data):
-            self._deliver(message)
-
-    def _read_json(self, data: bytes) -> None:
-        self._body += data
-        limit = self._server.limits.max_body_bytes
-        if len(self._body) > limit:
-            raise BadBody(f"the request body is larger than {limit} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
     def _deliver(self, message: bytes) -> None:
         if self._requests is not None:

@@ -105,10 +105,7 @@ class GrpcServer(RequestServer):
         assert call.code is not None
         seconds = (now_ns - call.arrived_ns) / 1e9
         self._routes.record(_METHOD, f"/{call.rpc.name}", call.status, seconds)
-        self._count(call.rpc.name, call.code)
-
-    def _count(self, rpc: str, code: grpc.StatusCode) -> None:
-        counter = self._counter(rpc, code)
+        counter = self._counter(call.rpc.name, call.code)
         if counter is not None and self._file is not None:
             self._file.cells[counter] += 1
 

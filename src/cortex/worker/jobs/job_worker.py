@@ -28,6 +28,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -109,17 +110,21 @@ def _run_fork_server(
     number = 0
     while True:
         number += 1
-        pid = _fork(spec, channel, copy, folder / f"job-{number}", shared_state, run_job, is_first=number == 1)
+        current = folder / f"job-{number}"
+        pid = fork_child(partial(_run_fork, spec, channel, copy, current, shared_state, run_job, number == 1))
         if ended is not None:
-            _clean_up(spec, ended)
-        ended = folder / f"job-{number}"
+            remove_tree(ended)
+            if spec.metrics_dir:
+                with contextlib.suppress(OSError, ValueError):  # repeated after the next job
+                    compact_ended(Path(spec.metrics_dir))
+        ended = current
         _, wait_status = os.waitpid(pid, 0)
         end_group(pid)  # processes of the user's code must not outlive the job
         if wait_status != 0 or not shared_state.is_job_over:
             _end_as(wait_status)
 
 
-def _fork(
+def _run_fork(
     spec: ReplicaSpec,
     channel: Channel,
     copy: WorkingCopy,
@@ -128,16 +133,7 @@ def _fork(
     run_job: RunJob,
     is_first: bool,
 ) -> int:
-    def run() -> int:
-        shared_state.enter_process(os.getpid())
-        return _run_fork(spec, channel, copy, folder, run_job, is_first)
-
-    return fork_child(run)
-
-
-def _run_fork(
-    spec: ReplicaSpec, channel: Channel, copy: WorkingCopy, folder: Path, run_job: RunJob, is_first: bool
-) -> int:
+    shared_state.enter_process(os.getpid())
     try:
         spec = with_paths(spec, copy.enter_another(folder))
         copy.drop_privileges()
@@ -148,13 +144,6 @@ def _run_fork(
         return 1
     channel.send("forked")  # wakes the supervisor, which finds the new pid in the shared state
     return run_job(spec, is_first)
-
-
-def _clean_up(spec: ReplicaSpec, folder: Path) -> None:
-    remove_tree(folder)
-    if spec.metrics_dir:
-        with contextlib.suppress(OSError, ValueError):  # repeated after the next job
-            compact_ended(Path(spec.metrics_dir))
 
 
 def _end_as(wait_status: int) -> NoReturn:

@@ -29,7 +29,8 @@ class RouteRecorder:
         if self._file is None or (method, route) in self._routes:
             return
         self._routes.add((method, route))
-        self._histograms[method, route] = self._histogram(method, route)
+        labels = {"method": method, "route": route}
+        self._histograms[method, route] = Histogram(self._file, "cortex_route_duration_seconds", BOUNDS_S, labels)
         for status in INITIAL_STATUSES:
             self._file.index_of(_counter_key(method, route, status))
 
@@ -48,10 +49,6 @@ class RouteRecorder:
         if counter is not None:
             self._file.cells[counter] += 1
         self._histograms[series].observe(seconds)
-
-    def _histogram(self, method: str, route: str) -> Histogram:
-        assert self._file is not None
-        return Histogram(self._file, "cortex_route_duration_seconds", BOUNDS_S, {"method": method, "route": route})
 
 
 def _counter_key(method: str, route: str, status: int) -> str:
