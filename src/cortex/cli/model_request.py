@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
+from cortex.payloads.curl import FILE, curl
 from cortex.payloads.json_object import Json
 from cortex.payloads.signature import example_row
 
@@ -34,20 +34,18 @@ def model_requests(models: Sequence[Json], url: str, options: str = "") -> list[
 def model_request(model: Json, url: str, options: str = "", has_others: bool = False) -> str:
     """Return a command for curl that sends one valid row; it names the model if the API has others."""
     target = f"{url}?{urlencode({'model': model['name']}, quote_via=quote)}" if has_others else url
-    head = f"curl{options} {shlex.quote(target)}"
     inputs = [tensor for tensor in model["inputs"] if not tensor.get("parameters", {}).get("optional")]
     shapes = [tensor["shape"] for tensor in inputs]
     if sum(math.prod(map(abs, shape)) for shape in shapes) > _MAX_VALUES:
         wanted = ", ".join(map(_tensor, inputs))
-        return f"{head} -H 'content-type: application/json' -d @FILE.json  # {{\"instances\": [ROW]}}: {wanted}"
+        return f'{curl("POST", target, FILE, options)}  # {{"instances": [ROW]}}: {wanted}'
     rows = {
         tensor["name"]: example_row(tensor["datatype"], tensor["shape"], tensor.get("parameters", {}).get("example"))
         for tensor in inputs
     }
     row = next(iter(rows.values())) if len(rows) == 1 else rows
     count = max(1, shapes[0][0]) if shapes and shapes[0] else 1
-    body = json.dumps({"instances": [row] * count})
-    return f"{head} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    return curl("POST", target, json.dumps({"instances": [row] * count}), options)
 
 
 def _tensor(tensor: Json) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from cortex.client.client import needs_key
+from cortex.payloads.curl import curl
 from cortex.payloads.openapi.schemas import NoExampleError, example_with_keys
 from cortex.predictor.applications import APPLICATION_TYPES, example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, is_inference_only, request_arguments
@@ -18,7 +20,6 @@ from cortex.predictor.interface import GENERATIONS
 from cortex.predictor.routes import Route
 
 _SAMPLE_NAME = "sample.json"
-_JSON_HEADER = "-H 'content-type: application/json'"
 _MAX_ROUTES = 10
 #: Assumed if the user's method can't be read.
 _DEFAULT = RequestArguments("POST", ())
@@ -34,14 +35,12 @@ def sample_request(
     """
     spec = api["spec"]
     certificates = f" --cacert {shlex.quote(ca_file)}" if ca_file else ""
-    key = key_option(api)
-    url = f"{certificates} {shlex.quote(api['endpoint'])}{key}"
+    request = partial(curl, options=certificates, key=key_option(api))
     handler = spec.get("handler") or {}
     if handler.get("type") in (*APPLICATION_TYPES, "command"):  # each decides for itself which paths it answers
         text = _source(spec, folder) if handler["type"] in APPLICATION_TYPES else None
         verb, path = example_request(text or "")
-        target = shlex.quote(api["endpoint"].rstrip("/") + path)
-        return [f"curl{certificates}{'' if verb == 'GET' else f' -X {verb}'} {target}{key}"]
+        return [request(verb, api["endpoint"].rstrip("/") + path)]
     if handler.get("protobuf_path"):
         return [
             f"cortex predict {spec['name']} FILE.json --method METHOD",
@@ -60,9 +59,12 @@ def sample_request(
     if sample is None and method.payload_keys is not None and not method.query_keys and describe is not None:
         payload = _example(describe(), urlsplit(api["endpoint"]).path, method)
         if payload is not None:
-            body = shlex.quote(json.dumps(payload))
-            return [f"curl{_verb(method, default='POST')}{url} {_JSON_HEADER} -d {body}", *shown]
-    return [*_endpoint_request(spec, sample, url, method), *shown]
+            return [request(method.verb, api["endpoint"], json.dumps(payload)), *shown]
+    if method.payload_keys is None and not method.query_keys:
+        return [request(method.verb, api["endpoint"]), *shown]
+    if sample is not None and not method.query_keys:
+        return [request(method.verb, api["endpoint"], f"@{sample}"), *shown]
+    return [*_description(spec, method), *shown]
 
 
 def _example(document: dict[str, Any], path: str, method: RequestArguments) -> Any:
@@ -76,12 +78,8 @@ def _example(document: dict[str, Any], path: str, method: RequestArguments) -> A
         return None
 
 
-def _endpoint_request(spec: dict[str, Any], sample: Path | None, url: str, method: RequestArguments) -> list[str]:
-    if method.payload_keys is None and not method.query_keys:
-        return [f"curl{_verb(method, default='GET')}{url}"]
-    if sample is not None and not method.query_keys:
-        body = shlex.quote(f"@{sample}")
-        return [f"curl{_verb(method, default='POST')}{url} {_JSON_HEADER} -d {body}"]
+def _description(spec: dict[str, Any], method: RequestArguments) -> list[str]:
+    """Return lines that say what to send."""
     if method.query_keys or method.verb != "POST":
         return [f"send {method.verb} with {' and '.join(_parts(method))}"]
     file, body = ("FILE.json", _parts(method)[0]) if method.payload_keys else ("FILE", "the body, for example JSON")
@@ -89,10 +87,6 @@ def _endpoint_request(spec: dict[str, Any], sample: Path | None, url: str, metho
         f"cortex predict {spec['name']} {file}",
         f"  {file} is {body}; with it as {_SAMPLE_NAME}, the next deploy shows a command for curl",
     ]
-
-
-def _verb(method: RequestArguments, default: str) -> str:
-    return "" if method.verb == default else f" -X {method.verb}"
 
 
 def _parts(method: RequestArguments) -> list[str]:

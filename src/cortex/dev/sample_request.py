@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,39 +14,36 @@ from urllib.parse import quote, urlencode
 from cortex.config.schema import Api
 from cortex.dev.terminal import format_body
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
+from cortex.payloads.curl import FILE, curl
 from cortex.payloads.openapi.inference import row_of_zeros
 from cortex.payloads.openapi.schemas import NoExampleError, example_of, example_with_keys
 from cortex.payloads.signature import ApiSignature, RouteSignature, parse_signature
 from cortex.predictor.applications import example_request
 from cortex.predictor.checks.request_arguments import RequestArguments, request_arguments
 
-_FILE = "@FILE.json"  #: of the user, if no example is known
 _SAMPLE_FILE = "sample.json"
 _TIMEOUT_S = 600.0
 _JOB_POLL_S = 0.02
-_JSON_HEADER = "-H 'content-type: application/json'"
 
 
 def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
     """Return a command that calls an API; the user's file is `folder / sample.json`, if it exists."""
-    plain_url, url = url, shlex.quote(url)
     if api.kind is ApiKind.TASK:
-        return f"curl -X POST {url}"
+        return curl("POST", url)
     if api.runs_command:
-        return f"curl {url}/"
+        return curl("GET", f"{url}/")
     if api.is_application:
         verb, path = example_request(_source(api, folder) or "")
-        return f"curl{'' if verb == 'GET' else f' -X {verb}'} {shlex.quote(plain_url.rstrip('/') + path)}"
+        return curl(verb, url.rstrip("/") + path)
     if api.kind is ApiKind.BATCH:
         body = {"workers": 1, "item_list": {"items": [1, 2], "batch_size": 2}}
-        return f"curl {url} {_JSON_HEADER} -d {shlex.quote(json.dumps(body))}"
+        return curl("POST", url, json.dumps(body))
     known = parse_signature(signature) if signature else ApiSignature()
     if known.routes and not known.methods:  # nothing answers at the endpoint
-        return _route_command(known.routes[0], plain_url)
+        return _route_command(known.routes[0], url)
     if known.models and not known.methods:  # likewise; handle_v2() does not say which inputs it takes
         inputs = [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]
-        target = shlex.quote(f"{plain_url.rstrip('/')}/v2/models/{known.models[0].name}/infer")
-        return f"curl {target} {_JSON_HEADER} -d {shlex.quote(json.dumps({'inputs': inputs}))}"
+        return curl("POST", f"{url.rstrip('/')}/v2/models/{known.models[0].name}/infer", json.dumps({"inputs": inputs}))
     sample = next((name for name in (api.readiness, _SAMPLE_FILE) if name and (folder / name).is_file()), None)
     arguments = _arguments(api, folder)
     verb = arguments.verb if arguments is not None else "POST"
@@ -56,14 +52,10 @@ def curl_command(api: Api, url: str, signature: str, folder: Path) -> str:
         query = urlencode({"model": known.models[0].name}, quote_via=quote)
     target = f"{url}?{query}" if query else url
     if arguments is not None and arguments.payload_keys is None:
-        shown = "" if verb == "GET" else f" -X {verb}"
-        return f"curl{shown} {shlex.quote(target) if query else target}"
-    if sample is not None:
-        data = shlex.quote(f"@{os.path.relpath(folder / sample)}")  # for the folder in which `cortex dev` was started
-    else:
-        data = _data(known, arguments)
-    shown = "" if verb == "POST" else f" -X {verb}"
-    return f"curl{shown} {shlex.quote(target) if query else target} {_JSON_HEADER} -d {data}"
+        return curl(verb, target)
+    # The path is for the folder in which `cortex dev` was started.
+    file = f"@{os.path.relpath(folder / sample)}" if sample is not None else None
+    return curl(verb, target, file or _data(known, arguments))
 
 
 class SampleRequest:
@@ -144,23 +136,22 @@ def _route_command(route: RouteSignature, url: str) -> str:
     for parameter in route.parameters:
         path = path.replace(f"{{{parameter.name}}}", str(example_of(parameter.schema, {}) or "text"))
     method = route.method
-    target = shlex.quote(url + path)
     if method.payload is None:
-        return f"curl{'' if method.verb == 'GET' else f' -X {method.verb}'} {target}"
+        return curl(method.verb, url + path)
     try:
         schema = method.payload.schema
-        data = shlex.quote(json.dumps(example_of(schema, schema.get("$defs", {}), is_exact=True) or {}))
+        data = json.dumps(example_of(schema, schema.get("$defs", {}), is_exact=True) or {})
     except NoExampleError:
-        data = _FILE
-    return f"curl{'' if method.verb == 'POST' else f' -X {method.verb}'} {target} {_JSON_HEADER} -d {data}"
+        data = FILE
+    return curl(method.verb, url + path, data)
 
 
 def _data(known: ApiSignature, arguments: RequestArguments | None) -> str:
     """Return the body for curl; a file that the user has to write, if no example matches the annotated type."""
     try:
-        return shlex.quote(json.dumps(_example(known, arguments)))
+        return json.dumps(_example(known, arguments))
     except NoExampleError:
-        return _FILE
+        return FILE
 
 
 def _example(known: ApiSignature, arguments: RequestArguments | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from cortex.operator.dashboard.rendering import Pages
 from cortex.operator.dashboard.samples import DAY, HOUR, ApiSample
 from cortex.operator.http.api_routes import describe_api, describe_apis
 from cortex.operator.http.services import Services
+from cortex.payloads.curl import FILE, curl
 from cortex.payloads.json_object import Json
 from cortex.processes.memory import MemoryUse
 from cortex.state.queries.apis import ApiRecord
@@ -108,8 +108,8 @@ def call_command(api: Json) -> str:
         return f"cortex predict {api['spec']['name']} FILE.json --method METHOD"
     key = " -H 'x-api-key: KEY'" if api["needs_key"] else ""
     if handler.get("type") in (*APPLICATION_TYPES, COMMAND) or api["spec"]["kind"] == ApiKind.SPLITTER:
-        return f"curl {shlex.quote(api['endpoint'] + '/')}{key}"
-    return f"curl {shlex.quote(api['endpoint'])}{key} -H 'content-type: application/json' -d @FILE.json"
+        return curl("GET", f"{api['endpoint']}/", key=key)
+    return curl("POST", api["endpoint"], FILE, key=key)
 
 
 def api_pages(services: Services, pages: Pages) -> APIRouter:
