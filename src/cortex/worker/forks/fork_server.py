@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import uvloop
@@ -61,65 +63,56 @@ def run_request_fork_server(spec: ReplicaSpec, channel: Channel, shared_states: 
         return 1
     freeze_memory()
     channel.send("ready")
+    server = _ForkServer(spec, channel, shared_states, predictor, client)
     while (received := channel.receive_fds(len(WorkerDescriptors._fields))) is not None:
         message, fds = received
-        _fork_worker(spec, predictor, client, channel, message, WorkerDescriptors(*fds), shared_states)
+        server.fork(message, WorkerDescriptors(*fds))
         for fd in fds:
             os.close(fd)
     return 0
 
 
-def _fork_worker(
-    spec: ReplicaSpec,
-    predictor: BoundPredictor,
-    client: MetricsClient,
-    channel: Channel,
-    message: Mapping[str, object],
-    descriptors: WorkerDescriptors,
-    shared_states: SharedStates,
-) -> None:
-    """Fork a worker. If that fails, the supervisor finds out when the channel of the worker is closed."""
+@dataclass(frozen=True)
+class _ForkServer:
+    """The process once the class is constructed."""
 
-    def run() -> int:
-        channel.close()
-        return _run_worker(spec, predictor, client, message, descriptors, shared_states)
+    spec: ReplicaSpec
+    channel: Channel
+    shared_states: SharedStates
+    predictor: BoundPredictor
+    client: MetricsClient
 
-    end_openmp_pools()
-    try:
-        fork_sibling(run)
-    except OSError as error:
-        write_log(f"could not fork a process: {error.strerror or error}\n")
-        Channel.of(os.dup(descriptors.channel)).send_failure(
-            f"the process could not be started: {error.strerror or error}", ""
-        )
+    def fork(self, message: Mapping[str, object], descriptors: WorkerDescriptors) -> None:
+        """Fork a worker. If that fails, the supervisor finds out when the channel of the worker is closed."""
+        end_openmp_pools()
+        try:
+            fork_sibling(partial(self._run_worker, message, descriptors))
+        except OSError as error:
+            reason = error.strerror or error
+            write_log(f"could not fork a process: {reason}\n")
+            channel = Channel.of(os.dup(descriptors.channel))
+            channel.send_failure(f"the process could not be started: {reason}", "")
 
-
-def _run_worker(
-    spec: ReplicaSpec,
-    predictor: BoundPredictor,
-    client: MetricsClient,
-    message: Mapping[str, object],
-    descriptors: WorkerDescriptors,
-    shared_states: SharedStates,
-) -> int:
-    index = int(str(message["index"]))
-    channel = Channel.of(descriptors.channel)
-    _take_output(descriptors)
-    try:
-        spec = spec.with_limits(RequestLimits.parse(message))
-        set_environment(spec, index)
-        seed_numpy()
-        seed_torch()
-        file = open_metrics(spec, index)
-        client.attach(file, index)
-        tracing = open_tracing(spec, index)
-        context = WorkerContext(spec, uvloop.new_event_loop(), shared_states(index), file, tracing)
-    except BaseException as error:  # the edge of the process
-        report_failure(channel, error)
-        return 1
-    if not channel.send("forked", pid=os.getpid()):
-        return 1  # the slot has been stopped
-    return serve(context, channel, predictor)
+    def _run_worker(self, message: Mapping[str, object], descriptors: WorkerDescriptors) -> int:
+        self.channel.close()
+        index = int(str(message["index"]))
+        channel = Channel.of(descriptors.channel)
+        _take_output(descriptors)
+        try:
+            spec = self.spec.with_limits(RequestLimits.parse(message))
+            set_environment(spec, index)
+            seed_numpy()
+            seed_torch()
+            file = open_metrics(spec, index)
+            self.client.attach(file, index)
+            tracing = open_tracing(spec, index)
+            context = WorkerContext(spec, uvloop.new_event_loop(), self.shared_states(index), file, tracing)
+        except BaseException as error:  # the edge of the process
+            report_failure(channel, error)
+            return 1
+        if not channel.send("forked", pid=os.getpid()):
+            return 1  # the slot has been stopped
+        return serve(context, channel, self.predictor)
 
 
 def _take_output(descriptors: WorkerDescriptors) -> None:
