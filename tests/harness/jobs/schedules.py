@@ -16,9 +16,12 @@ from cortex.jobs.records import list_jobs
 from cortex.jobs.spec import JobRecord
 from cortex.jobs.store import JobStore
 from cortex.operator.jobs.async_apis import AsyncApis
+from cortex.operator.jobs.completion import JobLog
+from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.schedules import Schedules
 from cortex.operator.jobs.service import JobService
+from cortex.operator.jobs.workers import JobWorkers
 from cortex.operator.revisions.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
@@ -46,10 +49,11 @@ class ScheduleHarness:
         logger = Logger("test")
         preparations = Preparations(_reject_preparation, lambda: None, clock, logger)
         engine = LocalEngine(home, {}, logger)
-        reconciler = JobReconciler(home, self.apis, self.store, engine, preparations, {}, str, logger, clock)
+        dispatcher = Dispatcher(self.store, asyncio.Event(), clock)
+        workers = JobWorkers(engine, self.store, dispatcher, str, JobLog(home).line, logger, clock)
+        reconciler = JobReconciler(home, self.apis, self.store, workers, preparations, {}, logger, clock)
         self.jobs = JobService(self.apis, self.store, reconciler, {}, lambda api: api.networking.endpoint)
-        workers, dispatcher = reconciler.workers, reconciler.dispatcher
-        self.async_apis = AsyncApis(home, self.apis, self.store.workloads, engine, workers, dispatcher, str)
+        self.async_apis = AsyncApis(home, self.apis, self.store.workloads, engine, workers)
         self.schedules = Schedules(self.apis, self.store, self.jobs, logger, clock)
 
     def deploy(self, *apis: Api) -> None:

@@ -39,11 +39,7 @@ class Scene:
     def __init__(self, store: JobStore, job: JobRecord) -> None:
         self.store = store
         self.job = job
-        self.resolved = 0
-        self.dispatcher = Dispatcher(store, self._on_resolved)
-
-    def _on_resolved(self) -> None:
-        self.resolved += 1
+        self.dispatcher = Dispatcher(store, asyncio.Event())
 
     def assign(self, worker: str) -> None:
         self.dispatcher.assign(worker, Assignment(self.job.id, {}, {}, {}, "/log", 30.0))
@@ -166,7 +162,7 @@ async def test_one_worker_gets_the_completion_hook_and_has_then_left_the_job(tmp
         scene.assign("w1")
         scene.assign("w2")
         await scene.resolve_all("w1")
-        assert scene.resolved == 1
+        assert scene.dispatcher.awake.is_set()
         waiting = asyncio.create_task(scene.lease("w1", wait_s=PATIENCE_S))
         await asyncio.sleep(0)
         await scene.store.write(add_hook, scene.job.id)
@@ -176,9 +172,10 @@ async def test_one_worker_gets_the_completion_hook_and_has_then_left_the_job(tmp
         assert (await scene.lease("w2", wait_s=0.05)).lease is None
         stolen = await scene.lease("w2", Report(hook.token, HOOK_SEQ))
         assert (stolen.lost, stolen.is_done) == ((hook.token,), False)
+        scene.dispatcher.awake.clear()
         failed = BatchFailure(HOOK_SEQ, "ValueError: x", "File p.py")
         assert (await scene.lease("w1", Report(hook.token, HOOK_SEQ, (failed,)))).is_done
-        assert scene.resolved == 3
+        assert scene.dispatcher.awake.is_set()
         assert await scene.dispatcher.join("w1", 1, 0.01) is None, "its next process waits for another job"
         stored = await scene.store.get(scene.job.id)
         assert stored is not None

@@ -70,7 +70,7 @@ async def opened(folder: Path) -> AsyncIterator[Scene]:
     engine = open_sqlite(folder / "jobs.db", JOB_MIGRATIONS, PRAGMAS)
     store, logger = JobStore(engine), Logger("test")
     await store.startup()
-    dispatcher = Dispatcher(store, lambda: None)
+    dispatcher = Dispatcher(store, asyncio.Event())
     completion = JobCompletion(store, JobLog(Home(folder)), {}, logger)
     try:
         yield Scene(folder, store, dispatcher, completion)

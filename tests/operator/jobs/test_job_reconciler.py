@@ -32,8 +32,11 @@ from cortex.jobs.spec import (
 )
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import DeathCause, JobStatus
+from cortex.operator.jobs.completion import JobLog
+from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.reconciler import JobReconciler
 from cortex.operator.jobs.service import JobService
+from cortex.operator.jobs.workers import JobWorkers
 from cortex.operator.revisions.preparations import Preparations
 from cortex.state.database import open_jobs_sqlite, open_sqlite
 from cortex.state.queries.apis import ApiChange, ApiStore
@@ -67,16 +70,11 @@ class Scene:
     def replace_operator(self) -> None:
         """Construct the store, the reconciler and the service anew, over the same databases and engine."""
         self.store = JobStore(self._databases[1], self._clock)
+        dispatcher = Dispatcher(self.store, asyncio.Event(), self._clock)
+        logger, log, token = Logger("test"), JobLog(self.home).line, "token-of-{}".format
+        workers = JobWorkers(self.engine, self.store, dispatcher, token, log, logger, self._clock)
         self.reconciler = JobReconciler(
-            self.home,
-            self.apis,
-            self.store,
-            self.engine,
-            self.preparations,
-            {},
-            "token-of-{}".format,
-            Logger("test"),
-            self._clock,
+            self.home, self.apis, self.store, workers, self.preparations, {}, logger, self._clock
         )
         self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 

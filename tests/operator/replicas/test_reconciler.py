@@ -56,8 +56,9 @@ class Scene:
         self.lost_with_node: set[str] = set()
         self.job_revisions: list[Revision] = []
         self.preparations = Preparations(self._prepare, self._wake, self._clock, logger)
-        dispatcher = Dispatcher(self.jobs, lambda: None, self._clock)
-        self.workers = JobWorkers(self.engine, self.jobs, dispatcher, lambda *_: None, logger, self._clock)
+        dispatcher = Dispatcher(self.jobs, asyncio.Event(), self._clock)
+        token = "token-of-{}".format
+        self.workers = JobWorkers(self.engine, self.jobs, dispatcher, token, lambda *_: None, logger, self._clock)
         infrastructure = Infrastructure(
             self.engine,
             self.gateway,
@@ -68,9 +69,7 @@ class Scene:
         self.reconciler = Reconciler(
             context,
             infrastructure,
-            AsyncApis(
-                home, self.apis, self.jobs.workloads, self.engine, self.workers, dispatcher, "token-of-{}".format
-            ),
+            AsyncApis(home, self.apis, self.jobs.workloads, self.engine, self.workers),
             lambda: self.job_revisions,
             lambda: [KEY],
             Signatures(self.signatures, logger),

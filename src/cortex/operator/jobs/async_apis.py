@@ -6,7 +6,7 @@ This module holds what such a replica needs besides its spec, and accepts the wo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cortex.engine.base import Engine
@@ -16,7 +16,6 @@ from cortex.jobs.async_queue import ENTRY_BYTES, AsyncQueues, QueueState
 from cortex.jobs.batch_queue import LEASE_S
 from cortex.jobs.spec import Assignment, Workload, WorkloadView
 from cortex.lifecycle import ApiKind, WorkloadStatus
-from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.workers import JobWorkers
 from cortex.state.queries.apis import ApiRecord, ApiStore
 from cortex.worker.spec import ReplicaSpec
@@ -35,16 +34,12 @@ class AsyncApis:
         workloads: AsyncQueues,
         engine: Engine,
         workers: JobWorkers,
-        dispatcher: Dispatcher,
-        worker_token: Callable[[str], str],
     ) -> None:
         self._home = home
         self._apis = apis
         self._workloads = workloads
         self._engine = engine
         self._workers = workers
-        self._dispatcher = dispatcher
-        self._worker_token = worker_token
 
     # Replicas.
 
@@ -52,27 +47,24 @@ class AsyncApis:
         """Adopt running replicas. Call it before any of their requests is answered."""
         for spec, _ in self._engine.replicas().values():
             if spec.kind == ApiKind.ASYNC:
-                await self._register(spec)
+                assignment = await self._assignment(spec)
+                await self._workers.assign(spec.id, assignment.job_id, assignment)
 
     async def start(self, spec: ReplicaSpec) -> None:
         """Start a replica that processes its API's queue. Raises: like `Engine.start`."""
-        spec = replace(spec, jobs_socket=str(self._home.jobs_socket), jobs_token=self._worker_token(spec.id))
-        with self._workers.starting(spec.id):
-            await self._register(spec)  # before the start: every running replica is known
-            try:
-                await self._engine.start(spec)
-            except BaseException:
-                await self._workers.forget(spec.id)
-                raise
+        spec = replace(spec, jobs_socket=str(self._home.jobs_socket))
+        await self._workers.start(spec, await self._assignment(spec))
 
     async def retire(self, spec: ReplicaSpec) -> None:
         """Stop a replica after its current workload."""
         await self._workers.stop(spec.id, spec.timeout_s if self.is_async(spec.api) else _DELETED_DRAIN_S)
 
-    async def _register(self, spec: ReplicaSpec) -> None:
-        queue = await self._workloads.open(spec.api)
-        await self._workers.assign(spec.id, queue.job_id)
-        self._dispatcher.assign(spec.id, _queue_assignment(spec, queue.job_id))
+    async def _assignment(self, spec: ReplicaSpec) -> Assignment:
+        """Return the assignment of a replica to its API's queue, which never changes."""
+        job_id = (await self._workloads.open(spec.api)).job_id
+        return Assignment(
+            job_id, spec.config, {}, spec.api_spec, spec.log_path, LEASE_S, batch_timeout_s=spec.timeout_s
+        )
 
     # Callers.
 
@@ -111,8 +103,3 @@ class AsyncApis:
         if record is None or record.spec.kind is not ApiKind.ASYNC:
             raise NotFoundError(f"{api} is not deployed")
         return record
-
-
-def _queue_assignment(spec: ReplicaSpec, job_id: str) -> Assignment:
-    """Return the assignment of a replica to its queue, which never changes."""
-    return Assignment(job_id, spec.config, {}, spec.api_spec, spec.log_path, LEASE_S, batch_timeout_s=spec.timeout_s)

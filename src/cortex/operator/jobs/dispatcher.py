@@ -49,16 +49,11 @@ class _WorkerSession:
 
 
 class Dispatcher:
-    """Gives job workers their jobs and batches. All calls come from the operator's event loop.
+    """Gives job workers their jobs and batches. All calls come from the operator's event loop."""
 
-    Calls `on_resolved` after the last open batch of a job was resolved.
-    """
-
-    def __init__(
-        self, store: JobStore, on_resolved: Callable[[], None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: JobStore, awake: asyncio.Event, clock: Callable[[], float] = time.time) -> None:
+        self.awake = awake  #: requests a pass of the reconciler: set after the last batch of a job was resolved
         self._store = store
-        self._on_resolved = on_resolved
         self._clock = clock
         self._sessions: dict[str, _WorkerSession] = {}
         self._has_ended_polls = False
@@ -143,7 +138,7 @@ class Dispatcher:
                 leased = await self._store.lease(job_id, worker, pid, reports, wanted, max_bytes)
                 lost += leased.lost
                 if reports and leased.is_done:
-                    self._on_resolved()
+                    self.awake.set()
                 if any(report.failures for report in reports):
                     self.wake(job_id, except_for=worker)  # to retry a failed batch
                 if not lost and any(report.upto == HOOK_SEQ for report in reports) and session.is_assigned_to(job_id):

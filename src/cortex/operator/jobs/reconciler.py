@@ -24,7 +24,6 @@ from dataclasses import replace
 from functools import partial
 
 from cortex.config.schema import Api
-from cortex.engine.base import Engine
 from cortex.errors import (
     ComputeUnavailableError,
     CortexError,
@@ -40,7 +39,6 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, JobStatus
 from cortex.operator.error_log import LoopErrorLog
 from cortex.operator.jobs.completion import JobCompletion, JobLog
-from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.plan import (
     AssignWorker,
     EndJob,
@@ -53,7 +51,6 @@ from cortex.operator.jobs.plan import (
     plan_jobs,
 )
 from cortex.operator.jobs.workers import JobWorkers, job_assignment
-from cortex.operator.revisions.capacity import MachineCapacity
 from cortex.operator.revisions.preparation_states import Preparation, Stage
 from cortex.operator.revisions.preparations import Preparations
 from cortex.operator.revisions.replica_specs import worker_compute, worker_spec
@@ -79,34 +76,29 @@ class JobReconciler:
         home: Home,
         apis: ApiStore,
         store: JobStore,
-        engine: Engine,
+        workers: JobWorkers,
         preparations: Preparations,
         environ: Mapping[str, str],
-        worker_token: Callable[[str], str],
         logger: Logger,
         clock: Callable[[], float] = time.time,
-        awake: asyncio.Event | None = None,
     ) -> None:
-        """Create a loop; `awake` requests a pass, and others may set it, too."""
         self._home = home
         self._apis = apis
         self._store = store
-        self._engine = engine
         self._preparations = preparations
         self._environ = environ
-        self._worker_token = worker_token
         self._logger = logger
         self._clock = clock
         self.log = JobLog(home)
-        self.dispatcher = Dispatcher(store, self.wake, clock)
-        self.workers = JobWorkers(engine, store, self.dispatcher, self.log.line, logger, clock)
+        self.workers = workers
+        self.dispatcher = workers.dispatcher
         self._completion = JobCompletion(store, self.log, environ, logger)
         self._jobs: dict[str, JobRecord] = {}
         self._revisions: dict[str, Revision] = {}
         self._submitting: list[Revision] = []
         self._uploads: set[str] = set()
         self._enqueuing: dict[str, asyncio.Task[None]] = {}
-        self._awake = awake or asyncio.Event()
+        self._awake = self.dispatcher.awake
         self._next_clean = 0.0
         self._next_expiry = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -216,9 +208,7 @@ class JobReconciler:
         await self._stop_jobs_of_deleted_apis()
         planned = [found for job in jobs if (found := await self._planned(job))]
         workers = [self._with_currency(worker) for worker in self.workers.all()]
-        specs = [spec for spec, _ in self._engine.replicas().values()]
-        capacity = MachineCapacity.of(self._engine.devices(), specs)
-        for action in plan_jobs(planned, workers, capacity, self._clock()):
+        for action in plan_jobs(planned, workers, self.workers.capacity(), self._clock()):
             try:
                 await self._apply(action)
             except DatabaseUnavailableError:
@@ -260,8 +250,7 @@ class JobReconciler:
                 await self._start_worker(self._jobs[job_id])
             case AssignWorker(worker_id, job_id):
                 record = self._jobs.get(job_id or "")
-                await self.workers.assign(worker_id, job_id)
-                self.dispatcher.assign(worker_id, self._assignment(record, worker_id))
+                await self.workers.assign(worker_id, job_id, self._assignment(record, worker_id))
             case StopWorker(worker_id, drain_s):
                 await self.workers.stop(worker_id, drain_s)
             case EndJob(job_id, status, message, traceback):
@@ -290,16 +279,12 @@ class JobReconciler:
         if prepared is None:
             return
         spec = worker_spec(self._home, revision, prepared, job.id)
-        spec = replace(spec, jobs_token=self._worker_token(spec.id))
-        await self.workers.assign(spec.id, job.id)  # before the start: every running worker is known
-        self.dispatcher.assign(spec.id, job_assignment(job, spec.id, self._home))
         try:
-            await self._engine.start(spec)
+            await self.workers.start(spec, job_assignment(job, spec.id, self._home))
             self._logger.info("worker started", api=spec.api, job=job.id, worker=spec.id)
-        except ComputeUnavailableError:  # a process that is being stopped holds it; its end triggers the next pass
-            await self.workers.forget(spec.id)
+        except ComputeUnavailableError:
+            pass  # a process that is being stopped holds it; its end triggers the next pass
         except EngineError as error:
-            await self.workers.forget(spec.id)
             self._preparations.start_failed(revision, error)
             self._logger.error("worker could not be started", api=spec.api, job=job.id, error=error)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cortex.config.api_spec import api_spec
@@ -25,6 +25,7 @@ from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, ProcessState
 from cortex.operator.jobs.dispatcher import Dispatcher
 from cortex.operator.jobs.plan import JobWorkerState
+from cortex.operator.revisions.capacity import MachineCapacity
 from cortex.telemetry import Logger
 from cortex.worker.spec import Death, ReplicaSpec, ReplicaStatus
 
@@ -35,27 +36,30 @@ _HOOK = "hook"
 
 
 class JobWorkers:
-    """The workers of all jobs. `log(api, job_id, line)` writes to a job's log."""
+    """The workers of all jobs, and the replicas of AsyncAPIs. `log(api, job_id, line)` writes to a job's log."""
 
     def __init__(
         self,
         engine: Engine,
         store: JobStore,
         dispatcher: Dispatcher,
+        token: Callable[[str], str],
         log: Callable[[str, str, str], None],
         logger: Logger,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Create the registry; `token` returns the token with which a worker authenticates."""
+        self.dispatcher = dispatcher
         self._engine = engine
         self._store = store
-        self._dispatcher = dispatcher
+        self._token = token
         self._log = log
         self._logger = logger
         self._clock = clock
         self._jobs: dict[str, str | None] = {}  #: job of each worker
         self._idle_since: dict[str, float] = {}
         self._leaving: set[str] = set()
-        self._starting: set[str] = set()
+        self._starting: set[str] = set()  #: they are not lost, although they do not run
         self._handled: dict[str, set[tuple[int, float]]] = {}  #: deaths that were processed, by worker
 
     async def startup(self) -> dict[str, str]:
@@ -86,32 +90,34 @@ class JobWorkers:
             if spec.is_job_worker
         ]
 
-    async def assign(self, worker: str, job_id: str | None) -> None:
-        """Store the job of a worker."""
+    def capacity(self) -> MachineCapacity:
+        """Return what of the machine is free."""
+        return MachineCapacity.of(self._engine.devices(), [spec for spec, _ in self._engine.replicas().values()])
+
+    async def assign(self, worker: str, job_id: str | None, assignment: Assignment | None) -> None:
+        """Store the job of a worker, and answer its request for one."""
         self._jobs[worker] = job_id
         self._idle_since[worker] = self._clock()
         await self._store.write(put_assignment, worker, job_id)
+        self.dispatcher.assign(worker, assignment)
 
-    @contextmanager
-    def starting(self, worker: str) -> Iterator[None]:
-        """Keep a worker that is being started from being considered lost."""
-        self._starting.add(worker)
+    async def start(self, spec: ReplicaSpec, assignment: Assignment) -> None:
+        """Start a worker for a job. Raises: like `Engine.start`."""
+        self._starting.add(spec.id)
         try:
-            yield
+            await self.assign(spec.id, assignment.job_id, assignment)  # before the start: every running one is known
+            await self._engine.start(replace(spec, jobs_token=self._token(spec.id)))
+        except BaseException:
+            await self._forget(spec.id)
+            raise
         finally:
-            self._starting.discard(worker)
+            self._starting.discard(spec.id)
 
     async def stop(self, worker: str, drain_s: float) -> None:
         """Stop a worker after its current batch, or after `drain_s`."""
         self._leaving.add(worker)
-        self._dispatcher.stop(worker)
+        self.dispatcher.stop(worker)
         await self._engine.stop(worker, drain_s)
-
-    async def forget(self, worker: str) -> None:
-        """Remove a worker that could not be started."""
-        self._jobs.pop(worker, None)
-        self._dispatcher.forget(worker)
-        await self._store.write(put_assignment, worker, None)
 
     async def note_deaths(self) -> None:
         """Release the batches of every process that died since the last call."""
@@ -124,6 +130,12 @@ class JobWorkers:
                     handled.add((death.pid, death.at))
         for name in [name for name in self._jobs if name not in running and name not in self._starting]:
             await self._note_loss(name)
+
+    async def _forget(self, worker: str) -> None:
+        """Remove a worker that could not be started."""
+        self._jobs.pop(worker, None)
+        self.dispatcher.forget(worker)
+        await self._store.write(put_assignment, worker, None)
 
     def _running(self) -> Mapping[str, tuple[ReplicaSpec, ReplicaStatus]]:
         replicas = self._engine.replicas().items()
@@ -139,7 +151,7 @@ class JobWorkers:
         seq = HOOK_SEQ if text == _HOOK else int(text) if text.isdigit() else None  # None: it died before any batch
         cause = death.message if seq is not None and spec.id not in self._leaving else None
         freed = await self._store.release(spec.id, death.pid, cause, None if seq is None else (job_id, seq))
-        self._dispatcher.wake()
+        self.dispatcher.wake()
         if not freed:
             return  # a previous operator has logged it, or no batch had begun
         place = "in" if death.inside else "after"
@@ -155,8 +167,8 @@ class JobWorkers:
         self._leaving.discard(worker)
         self._handled.pop(worker, None)
         self._idle_since.pop(worker, None)
-        self._dispatcher.forget(worker)
-        self._dispatcher.wake()
+        self.dispatcher.forget(worker)
+        self.dispatcher.wake()
         await self._store.write(put_assignment, worker, None)
         if not was_stopped:
             self._logger.warning("worker vanished", worker=worker, job=job_id, leases=lost)
