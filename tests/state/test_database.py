@@ -17,7 +17,16 @@ from cortex.jobs.lease_expiry import expire
 from cortex.jobs.records import put_mark, read_job, read_marks
 from cortex.jobs.spec import Report
 from cortex.lifecycle import JobStatus
-from cortex.state.database import JOB_MIGRATIONS, MIGRATIONS, open_jobs_sqlite, open_sqlite
+from cortex.state.database import (
+    JOB_MIGRATIONS,
+    JOBS_SCHEMA,
+    MIGRATIONS,
+    Where,
+    open_jobs,
+    open_jobs_sqlite,
+    open_postgresql,
+    open_sqlite,
+)
 from cortex.state.queries.apis import ApiStore
 from cortex.state.tables import apis, leases, metadata, pending, schema_version, serving_revisions
 from harness import TESTS
@@ -28,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("real_databases")
 #: Migrations of version 0.1.0, which kept no history.
 _BEFORE_HISTORY = 7
 #: The lease of a completion hook in versions that kept it in a mark.
-HELD = '{"token":"t","worker":"w","pid":7}'
+HELD = '{"token":"NAME","worker":"NAME","pid":7}'
 
 
 def test_opening_creates_all_tables_and_is_idempotent(tmp_path: Path) -> None:
@@ -77,46 +86,50 @@ def test_the_history_of_an_older_database_begins_with_what_serves_and_what_does_
     }
 
 
-@pytest.mark.parametrize(
-    ("marks", "expected"),
-    [
-        ({"worker:w": ""}, (JobStatus.COMPLETING, "", [])),
-        ({"hook": HELD}, (JobStatus.COMPLETING, "", [("t", "w", 7, 0)])),
-        ({"hook": HELD, "hook_deaths": "2"}, (JobStatus.COMPLETING, "", [("t", "w", 7, 2)])),
-        ({"hook": "", "hook_deaths": "1"}, (JobStatus.COMPLETING, "", [1])),
-        (
-            {"hook": HELD, "hook_outcome": '{"error":"E: x","traceback":"tb"}'},
-            (JobStatus.WORKER_ERROR, "on_job_complete raised E: x", []),
-        ),
-        ({"hook": HELD, "hook_outcome": '{"error":"","traceback":""}'}, (JobStatus.SUCCEEDED, "", [])),
-    ],
-    ids=["not begun", "held", "held after two deaths", "lost", "raised", "succeeded"],
-)
-def test_the_completion_hook_of_an_older_database_continues_where_it_is(
-    marks: dict[str, str], expected: tuple[JobStatus, str, list[Any]], tmp_path: Path
-) -> None:
-    old = open_sqlite(tmp_path / "jobs.db", JOB_MIGRATIONS[:4])
+#: Marks of a completing job in such a version, and what becomes of it: status, message, (pid, deaths) or deaths.
+HOOKS: dict[str, tuple[dict[str, str], tuple[JobStatus, str, list[Any]]]] = {
+    "not begun": ({"worker:w": ""}, (JobStatus.COMPLETING, "", [])),
+    "held": ({"hook": HELD}, (JobStatus.COMPLETING, "", [(7, 0)])),
+    "held after two deaths": ({"hook": HELD, "hook_deaths": "2"}, (JobStatus.COMPLETING, "", [(7, 2)])),
+    "lost": ({"hook": "", "hook_deaths": "1"}, (JobStatus.COMPLETING, "", [1])),
+    "raised": (
+        {"hook": HELD, "hook_outcome": '{"error":"E: x","traceback":"tb"}'},
+        (JobStatus.WORKER_ERROR, "on_job_complete raised E: x", []),
+    ),
+    "succeeded": ({"hook": HELD, "hook_outcome": '{"error":"","traceback":""}'}, (JobStatus.SUCCEEDED, "", [])),
+}
+
+
+def test_the_completion_hooks_of_an_older_database_continue_where_they_are(where: Where) -> None:
+    before = JOB_MIGRATIONS[:4]
+    old = open_sqlite(where, before) if isinstance(where, Path) else open_postgresql(where, JOBS_SCHEMA, before)
+    stored = {}
     with old.begin() as connection:
-        job = put_job(connection, 1)
-        leased = exchange(connection, job, "w", 7, [], 1, 100, 1000.0).lease
-        assert leased is not None
-        exchange(connection, job, "w", 7, [Report(leased.token, 0)], 0, 0, 1000.0)
-        for name, value in marks.items():
-            put_mark(connection, job, name, value)
+        for name, (marks, _) in HOOKS.items():
+            job = stored[name] = put_job(connection, 1)
+            leased = exchange(connection, job, "w", 7, [], 1, 100, 1000.0).lease
+            assert leased is not None
+            exchange(connection, job, "w", 7, [Report(leased.token, 0)], 0, 0, 1000.0)
+            for key, value in marks.items():
+                put_mark(connection, job, key, value.replace("NAME", name))
     old.dispose()
-    with open_jobs_sqlite(tmp_path / "jobs.db").begin() as connection:
-        record = read_job(connection, job)
-        assert record is not None
-        held = connection.execute(select(leases.c.token, leases.c.worker, leases.c.pid, leases.c.attempts)).all()
-        waiting = connection.execute(select(pending.c.attempts)).scalars().all()
-        assert (record.status, record.message, [*map(tuple, held), *waiting]) == expected
-        assert record.traceback == ("tb" if "raised" in record.message else "")
-        assert read_marks(connection, job) == {name: "" for name in marks if name.startswith("worker:")}
+    engine = open_jobs(where)
+    with engine.begin() as connection:
+        for name, (marks, expected) in HOOKS.items():
+            record = read_job(connection, stored[name])
+            assert record is not None
+            held = select(leases.c.pid, leases.c.attempts).where(leases.c.token == name, leases.c.worker == name)
+            waiting = select(pending.c.attempts).where(pending.c.number == record.number)
+            found = [*map(tuple, connection.execute(held)), *connection.execute(waiting).scalars()]
+            assert (record.status, record.message, found) == expected
+            assert record.traceback == ("tb" if name == "raised" else "")
+            assert read_marks(connection, record.id) == {key: "" for key in marks if key.startswith("worker:")}
+            add_hook(connection, record.id)
         check_jobs(connection, has_results=False)
-        add_hook(connection, job)
-        if not record.status.is_over:
-            expire(connection, time.time() + LEASE_S)
-            assert exchange(connection, job, "w", 8, [], 1, 100, time.time()).lease is not None or "2" in marks.values()
+        expire(connection, time.time() + LEASE_S)
+        runs = {name: exchange(connection, job, "w", 8, [], 1, 100, 2000.0).lease for name, job in stored.items()}
+        assert {name for name, lease in runs.items() if lease} == {"not begun", "held", "lost"}
+    engine.dispose()
 
 
 def spec(name: str) -> Api:
