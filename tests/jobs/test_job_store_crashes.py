@@ -44,6 +44,7 @@ class Acknowledged:
             for seq, value in event["results"].items():
                 assert self.results[event["job"]].setdefault(int(seq), value) == value, "recorded twice"
         elif event["event"] == "over":
+            assert event["job"] not in self.over, "completed twice"
             self.over.add(event["job"])
 
     def check(self, connection: Connection) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 from sqlalchemy.event import listen
 
 from cortex.errors import DatabaseUnavailableError
+from cortex.jobs.batch_queue import add_hook
 from cortex.jobs.lease_expiry import holders
-from cortex.jobs.spec import BatchFailure, JobRecord, Report
+from cortex.jobs.spec import HOOK_SEQ, BatchFailure, JobRecord, Report
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import JobStatus
 from cortex.state.database import open_jobs
@@ -51,9 +52,10 @@ async def submit(store: JobStore, chance: random.Random) -> None:
 
 async def work(store: JobStore, worker: str, seed: int, chance: random.Random, executions: Iterator[int]) -> None:
     while True:
-        active = [job for job in await store.active() if job.status in (JobStatus.PENDING, JobStatus.RUNNING)]
+        active = [job for job in await store.active() if job.status is not JobStatus.ENQUEUING]
+        completing = [job for job in active if job.status is JobStatus.COMPLETING]
         if active:
-            await work_at(store, chance.choice(active), worker, seed, chance, executions)
+            await work_at(store, chance.choice(completing or active), worker, seed, chance, executions)
         await asyncio.sleep(0)
 
 
@@ -66,15 +68,16 @@ async def work_at(
         for report in reports:
             if report.token not in leased.lost:
                 print_event("recorded", job.id, results={seq: value.decode() for seq, value in report.results})
+                if report.upto == HOOK_SEQ:
+                    print_event("over", job.id)
         if leased.is_done:
-            await store.change(job.id, JobStatus.COMPLETED_WITH_FAILURES)
-            print_event("over", job.id)
+            await store.write(add_hook, job.id)
         if leased.lease is None:
             break
         seqs = [batch.seq for batch in leased.lease.batches]
         failed = [seq for seq in seqs if chance.random() < 0.05]
         value = f'"{seed} {worker} {next(executions)}"'.encode()
-        returned = tuple((seq, value) for seq in seqs if seq not in failed)
+        returned = tuple((seq, value) for seq in seqs if seq not in failed and seq != HOOK_SEQ)
         reports = [Report(leased.lease.token, seqs[-1], tuple(BatchFailure(s, "ValueError") for s in failed), returned)]
         if chance.random() < 0.1:
             await store.release(worker, None, cause="killed")
