@@ -37,30 +37,31 @@ async def test_requests_reach_the_server_of_their_path(home: Home) -> None:
         assert absolute.json()["server"] == "a"
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/",
-        "/unknown",
-        "//iris",
-        "/%69ris",
-        "/iris/x",
-        "/x/../iris",
-        "/iris//",
-        "/iris%2f",
-        "/IRIS",
-        '/"\\%0a',
-        "/iris;x",
-    ],
+#: Paths that lead nowhere, beside the API at `/iris`.
+UNKNOWN = (
+    "/",
+    "/unknown",
+    "//iris",
+    "/%69ris",
+    "/iris/x",
+    "/x/../iris",
+    "/iris//",
+    "/iris%2f",
+    "/IRIS",
+    '/"\\%0a',
+    "/iris;x",
 )
-async def test_other_paths_are_refused_with_404(home: Home, target: str) -> None:
+
+
+async def test_other_paths_are_refused_with_404(home: Home) -> None:
     async with world(home) as w:
         await w.gateway.startup(table(backend("iris", await w.server("a"))))
-        answer = await ask(w.port, target)
-        assert answer.status == 404
-        assert answer.json() == {
-            "error": f"no API has the path {target}", "request_id": answer.headers["x-cortex-request-id"]
-        }  # fmt: skip
+        for target in UNKNOWN:
+            answer = await ask(w.port, target)
+            assert answer.status == 404, target
+            assert answer.json() == {
+                "error": f"no API has the path {target}", "request_id": answer.headers["x-cortex-request-id"]
+            }  # fmt: skip
         assert w.upstreams["a"].served == 0
 
 
@@ -103,17 +104,21 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_received(home: Home
         client.close()
 
 
-@pytest.mark.parametrize("size", [66_000, 200_000, 500_000, 540_000, 1_000_000])
-async def test_a_head_above_the_limit_is_refused_with_431_wherever_its_bytes_are(home: Home, size: int) -> None:
+async def test_a_head_above_the_limit_is_refused_with_431_wherever_its_bytes_are(home: Home) -> None:
     too_large = "the URL and the headers are larger than 65536 bytes"
     async with world(home) as w:
         await w.gateway.startup(table(backend("iris", await w.server("a"))))
-        many = {f"x-{number}": "x" * 2000 for number in range(size // 2000)}
-        half = "x" * (size // 2)
-        for target, headers in [("/iris", {"long": "x" * size}), ("/iris", many), (f"/iris?{half}", {"long": half})]:
-            answer = await ask(w.port, target, "POST", b"{}", **headers)
-            assert (answer.status, answer.json()["error"]) == (431, too_large)
-            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+        for size in (66_000, 200_000, 500_000, 540_000, 1_000_000):
+            many = {f"x-{number}": "x" * 2000 for number in range(size // 2000)}
+            half = "x" * (size // 2)
+            for target, headers in [
+                ("/iris", {"long": "x" * size}),
+                ("/iris", many),
+                (f"/iris?{half}", {"long": half}),
+            ]:
+                answer = await ask(w.port, target, "POST", b"{}", **headers)
+                assert (answer.status, answer.json()["error"]) == (431, too_large)
+                assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
         assert w.upstreams["a"].served == 0
 
 
