@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ HANDLER = """
             pass
 
         def handle_post(self, payload, headers):
-            print("called with", dict(headers))
+            print("called with", payload, dict(headers))
             return {"headers": sorted(headers), "pid": os.getpid(), "payload": payload}
 
         def handle_get(self, headers):
@@ -53,7 +54,7 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(replicas.DEFAULTS, name, value)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running() -> Iterator[Replica]:
     with running_replica(HANDLER, **TCP) as replica:
         replica.wait_ready()
@@ -166,12 +167,14 @@ def test_the_secret_of_the_first_request_is_hidden_from_user_code(running: Repli
 )
 def test_a_connection_without_the_secret_is_refused_before_user_code(running: Replica, headers: list[str]) -> None:
     with connect(running) as sock:
-        sock.sendall(head(b"2", *headers) + head(b"2", shown()))
+        sock.sendall(head(b"401", *headers) + head(b"401", shown()))
         answer = receive_all(sock)
     assert answer.startswith(b"HTTP/1.1 401 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "replicas accept requests only from their gateway"
-    assert running.request(1).status == 200
-    wait_until(lambda: running.log().count("called with") == 1)
+    later = time.monotonic_ns()
+    assert running.request(later).status == 200
+    wait_until(lambda: f"called with {later} " in running.log())
+    assert "called with 401 " not in running.log()
     assert running.status().processes[0].restarts == 0
 
 
@@ -203,34 +206,37 @@ def test_non_http_connections_are_refused(running: Replica, data: bytes) -> None
     assert running.status().processes[0].restarts == 0
 
 
-def test_pending_connections_delay_neither_requests_nor_a_stop(running: Replica) -> None:
-    strangers = [connect(running) for _ in range(300)]
-    for stranger in strangers[::2]:
-        try:
-            stranger.sendall(b"POST / HT")
-        except ConnectionError:
-            continue  # beyond the limit, the oldest are closed
-    assert running.request(1).status == 200
-    running.command(command="stop", drain_s=600)
-    assert running.process.wait(PATIENCE_S) == 0
-    for stranger in strangers:
-        stranger.close()
+def test_pending_connections_delay_neither_requests_nor_a_stop() -> None:
+    with running_replica(HANDLER, **TCP) as running:
+        running.wait_ready()
+        strangers = [connect(running) for _ in range(300)]
+        for stranger in strangers[::2]:
+            try:
+                stranger.sendall(b"POST / HT")
+            except ConnectionError:
+                continue  # beyond the limit, the oldest are closed
+        assert running.request(1).status == 200
+        running.command(command="stop", drain_s=600)
+        assert running.process.wait(PATIENCE_S) == 0
+        for stranger in strangers:
+            stranger.close()
 
 
-def test_a_killed_supervisor_closes_its_tcp_port(running: Replica) -> None:
-    status = running.wait_ready()
-    host, _, port = status.processes[0].socket.rpartition(":")
-    with connect(running) as stranger:
-        os.kill(status.supervisor_pid, signal.SIGKILL)
-        running.process.wait(PATIENCE_S)
+def test_a_killed_supervisor_closes_its_tcp_port() -> None:
+    with running_replica(HANDLER, **TCP) as running:
+        status = running.wait_ready()
+        host, _, port = status.processes[0].socket.rpartition(":")
+        with connect(running) as stranger:
+            os.kill(status.supervisor_pid, signal.SIGKILL)
+            running.process.wait(PATIENCE_S)
 
-        def is_refused() -> bool:
-            with socket.socket() as sock:
-                return sock.connect_ex((host, int(port))) != 0
+            def is_refused() -> bool:
+                with socket.socket() as sock:
+                    return sock.connect_ex((host, int(port))) != 0
 
-        wait_until(is_refused)
-        with contextlib.suppress(ConnectionError):
-            assert stranger.recv(1) == b""
+            wait_until(is_refused)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""
 
 
 @pytest.mark.usefixtures("over_tcp")
