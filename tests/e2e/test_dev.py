@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,7 +18,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import psutil
 import pytest
@@ -605,32 +603,6 @@ def test_the_server_of_a_command_is_started_and_restarted_at_a_change(tmp_path: 
         assert call(f"{url}/none") == (404, {"error": "nothing is at /none"})
         assert terminal.interrupt() == 0
     assert not psutil.wait_procs(pid, timeout=5)[1]
-
-
-def test_output_into_a_file_of_the_project_restarts_nothing(tmp_path: Path) -> None:
-    project = tmp_path / "own"
-    shutil.copytree(EXAMPLES_DIR / "own-server", project)
-    write(project, "handler.py", HANDLER)
-    (project / "cortex.yaml").write_text((project / "cortex.yaml").read_text() + CONFIG)
-    output = project / "out.txt"
-    command = [sys.executable, "-m", "cortex.cli.main", "dev", "--port", "0"]
-    environ = {**os.environ, "CORTEX_HOME": str(tmp_path / "home")}
-    with (
-        output.open("wb") as file,
-        subprocess.Popen(command, cwd=project, env=environ, stdout=file, stderr=file) as process,
-    ):
-        try:
-            wait_until(lambda: "Ctrl-C ends" in output.read_text())
-            found = re.search(r"http://127[.]0[.]0[.]1:[0-9]+", output.read_text())
-            assert found
-            assert call(f"{found[0]}/double", {"x": 1}) == (200, {"y": 2, "calls": 1, "pid": ANY})
-            wait_until(lambda: "POST /double 200" in output.read_text())
-            edit(project, "no page has the path", "nothing is at", "server.py")
-            wait_until(lambda: "own-server  new process (server.py changed), ready in " in output.read_text())
-            assert call(f"{found[0]}/double", {"x": 1})[1]["calls"] == 2
-            assert output.read_text().count("new process") == 1
-        finally:
-            process.terminate()
 
 
 @pytest.mark.long

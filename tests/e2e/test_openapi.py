@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -162,28 +161,3 @@ def test_documents_outlive_the_operator_and_can_be_turned_off(cortex: Installati
     assert cortex.post("/mix/docs", method="GET").status == cortex.post("/mix/openapi.json", method="GET").status == 404
     assert cortex.get("mix")["docs"] is None
     assert cortex.post("/mix", {"sepal": 1}).status == 200
-
-
-def test_the_operator_describes_all_apis_to_those_with_a_token(cortex: Installation) -> None:
-    def get(path: str, **headers: str) -> tuple[int, bytes]:
-        request = urllib.request.Request(f"http://127.0.0.1:{cortex.operator_port}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-
-    assert get("/apis/docs")[0] == get("/apis/docs/docs.js")[0] == 200
-    assert get("/apis/openapi.json")[0] == 401
-    token = (cortex.home / "token").read_text().strip()
-    status, body = get("/apis/openapi.json", authorization=f"Bearer {token}")
-    found = json.loads(body)
-    assert openapi_problems(found) == []
-    assert (status, found["servers"]) == (200, [{"url": cortex.url("")}])
-    assert {"/iris", "/later", "/many"} <= found["paths"].keys()
-    limited = json.loads(cortex.cortex("tokens", "create", "--scope", "read", "--api", "iris", "-o", "json").stdout)[
-        "token"
-    ]
-    assert set(json.loads(get("/apis/openapi.json", authorization=f"Bearer {limited}")[1])["paths"]) == {
-        "/iris", "/iris/info"
-    }  # fmt: skip

@@ -63,22 +63,6 @@ def cortex(spans: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-def test_a_request_is_traced_through_gateway_worker_and_user_code(cortex: Installation, spans: Collector) -> None:
-    trace, header = traced(1)
-    answer = cortex.post("/live", {"a": 1}, traceparent=header)
-    found = {span.name + span.service: span for span in spans.wait_for(lambda span: span.trace_id == trace, 3)}
-    gateway, worker, call = (
-        found[key] for key in ("POST /livecortex-gateway", "POST /livelive", "during the calllive")
-    )
-    assert [gateway.parent_id, worker.parent_id, call.parent_id] == [CALLER, gateway.span_id, worker.span_id]
-    assert gateway.attributes["cortex.request_id"] == answer.headers["x-cortex-request-id"]
-    (replica,) = (each for each in cortex.status()["replicas"] if each["api"] == "live")
-    assert (worker.resource["cortex.replica"], worker.resource["cortex.revision"]) == (
-        replica["id"],
-        replica["revision"],
-    )
-
-
 def test_a_workload_continues_the_trace_of_its_request(cortex: Installation, spans: Collector) -> None:
     trace, header = traced(2)
     name = cortex.post("/later", {"a": 1}, traceparent=header).json["id"]
@@ -134,16 +118,3 @@ def test_a_call_of_grpc_is_traced_by_its_method_and_status(
         assert span.attributes["rpc.grpc.status_code"] == 13
         assert span.attributes["error.type"] == error
     wait_until(lambda: worker.span_id in "\n".join(cortex.client.api_logs("calls", tail=50)))
-
-
-@pytest.mark.long
-def test_a_missing_library_is_a_warning_of_the_start(tmp_path: Path) -> None:
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    with installation(variables) as made:
-        again = made.cortex("up")
-        assert "warning: traces are not exported: OTEL_EXPORTER_OTLP_PROTOCOL is grpc" in again.stderr
-        made.cortex(
-            "deploy", "-y", write_project(tmp_path / "project", SOURCE, CONFIG.split("\n    - {name: later")[0])
-        )
-        assert made.post("/live", 1).status == 200
-        wait_until(lambda: "traces are not exported: " in made.cortex("logs", "live").stdout)

@@ -10,7 +10,6 @@ import orjson
 import psutil
 import pytest
 
-from cortex.lifecycle import DeathCause
 from cortex.worker.working_copy import copies_folder
 from harness.jobs.job_workers import JobReplica, running_job_worker
 from harness.replicas.scripted_operator import ScriptedJob
@@ -107,13 +106,6 @@ def test_an_exit_in_a_batch_is_a_death_and_not_the_end_of_the_job() -> None:
         assert job.succeeded == [1]
 
 
-def test_the_memory_limit_applies_to_the_process_of_the_job() -> None:
-    with running_job_worker(SOURCE, mem_limit_bytes=300 * 1024 * 1024) as worker:
-        worker.submit(["allocate"], "job-1")
-        death = worker.wait_for(lambda: worker.replica.status().processes[0].deaths, 30)[-1]
-        assert death.cause is DeathCause.OUT_OF_MEMORY
-
-
 def test_a_killed_fork_server_takes_the_process_of_the_job_with_it() -> None:
     with running_job_worker(SOURCE) as worker:
         worker.submit(["wait"], "job-1")
@@ -125,19 +117,3 @@ def test_a_killed_fork_server_takes_the_process_of_the_job_with_it() -> None:
         death = worker.wait_for(lambda: worker.replica.status().processes[0].deaths)[-1]
         assert (death.pid, death.inside) == (process.pid, "job-1:0")
         wait_until(lambda: not copies_folder(worker.replica.spec.run_dir, server).exists())
-
-
-def test_a_failed_job_does_not_prevent_the_next() -> None:
-    with running_job_worker(SOURCE) as worker:
-        run(worker, "job-1", 1)
-        worker.submit([1], "job-2", config={"wrong": "yes"})
-        failure = worker.wait_for(lambda: worker.replica.status().processes[0].failure)
-        assert failure.message == "ValueError: wrong config"
-        assert 'File "handler.py", line 10, in __init__' in failure.traceback
-
-
-def test_a_worker_without_a_job_stops_at_once() -> None:
-    with running_job_worker(SOURCE) as worker:
-        run(worker, "job-1", 1)
-        worker.replica.command(command="stop", drain_s=30)
-        wait_until(lambda: worker.replica.process.poll() is not None, 5)

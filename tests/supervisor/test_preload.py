@@ -13,7 +13,7 @@ import pytest
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.worker.spec import ReplicaStatus
 from cortex.worker.working_copy import copies_folder
-from harness.replicas.replicas import Replica, new_request_id, running_replica
+from harness.replicas.replicas import Replica, running_replica
 from harness.wait import PATIENCE_S, has_ended, wait_until
 
 pytestmark = pytest.mark.processes
@@ -122,14 +122,6 @@ def test_a_worker_that_dies_is_named_and_forked_again_without_a_construction() -
         assert status.processes[1].death is not None
         assert status.processes[1].death.cause is DeathCause.SEGMENTATION_FAULT
         wait_until(lambda: has_ended(child))
-        wait_until(lambda: replica.log().count("constructed") == 1)
-
-
-def test_a_late_call_ends_its_process_and_the_next_one_is_forked() -> None:
-    with running_replica(HANDLER, processes=1, preload=True, timeout_s=15) as replica:
-        replica.wait_ready()
-        assert replica.request({"do": "sleep", "s": 60}, request_id=new_request_id(ago_s=12)).status == 504
-        assert replica.request({}).status == 200
         wait_until(lambda: replica.log().count("constructed") == 1)
 
 

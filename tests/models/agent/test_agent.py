@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from cortex.home import Home
 from cortex.models.agent.listing import Prefix, list_models
-from cortex.models.protocol import Fetched, FetchFailed, Release, Watch
+from cortex.models.protocol import Fetched, FetchFailed, Watch
 from cortex.models.spec import DEFAULT_MODEL, Catalogue, ModelPath, ModelSource, Pin
 from cortex.processes.codec import encode
 from harness.models.model_agents import POLL_S, AgentClient, RunningAgent, latest, of_dir, of_path, put, read_latest
@@ -101,17 +100,6 @@ def test_a_single_onnx_file_is_stored_in_a_folder_under_its_name(agent: RunningA
         assert read_latest(client, name="model.onnx") == b"onnx"
 
 
-def test_a_change_is_candidate_first_and_confirmed_by_the_next_listing(agent: RunningAgent, models: Path) -> None:
-    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
-        wait_until(client.confirmed)
-        put(models / "iris" / "10" / "model.pkl", b"ten")
-        confirmed, candidate = wait_until(client.first_candidate) or (None, None)
-        assert (latest(confirmed), latest(candidate)) == ({"iris": "1"}, {"iris": "10"})
-        wait_until(lambda: latest(client.confirmed()) == {"iris": "10"})
-        assert read_latest(client, "iris") == b"ten"
-        assert client.candidate() is None
-
-
 def test_in_place_changes_removals_and_new_models_are_detected(agent: RunningAgent, models: Path) -> None:
     with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
         wait_until(client.confirmed)
@@ -166,38 +154,6 @@ def test_with_caching_nothing_is_downloaded_until_it_is_fetched(agent: RunningAg
         answer = client.answer()
         assert isinstance(answer, Fetched)
         assert (Path(answer.path) / "model.pkl").read_bytes() == b"one"
-
-
-def test_the_disk_limit_of_an_api_is_never_exceeded(agent: RunningAgent, tmp_path: Path) -> None:
-    for number in range(12):
-        put(tmp_path / "models" / f"m{number}" / "model.pkl", b"%d" % number)
-    source = of_dir(tmp_path / "models", cache_size=1, disk_cache_size=3)
-    seen: set[int] = set()
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.is_set():
-            names = agent.contents()
-            if names == agent.contents():  # a folder is not listed in one instant
-                with contextlib.suppress(FileNotFoundError):
-                    seen.add(sum(any((agent.home.models_dir / "content" / name).glob("*")) for name in names))
-
-    with AgentClient(agent.start().socket).watch(source) as client:
-        catalogue = wait_until(client.confirmed)
-        looker = threading.Thread(target=look, daemon=True)
-        looker.start()
-        try:
-            for turn in range(60):
-                model = catalogue.models[turn * 5 % 12]
-                client.fetch(source, model.name, "1", model.latest.digest, turn)
-                answer = client.answer(turn)
-                assert isinstance(answer, Fetched)
-                assert (Path(answer.path) / "model.pkl").read_bytes() == model.name[1:].encode()
-                client.say(Release(model.latest.digest))
-        finally:
-            is_over.set()
-            looker.join()
-    assert max(seen) == 3
 
 
 def test_unneeded_contents_are_removed_from_disk(agent: RunningAgent, models: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from cortex.jobs.spec import (
 )
 from cortex.operator.jobs.jobs import worker_token
 from cortex.processes.sockets import replace_listener
-from harness.connections import UnixConnection
 from harness.jobs.jobs_server import JobsServer, jobs_server
 from harness.wait import wait_until
 
@@ -163,16 +161,3 @@ def test_the_socket_is_private_and_replaces_a_stale_one(tmp_path: Path) -> None:
         assert [entry.name for entry in tmp_path.iterdir()] == ["jobs"]
     finally:
         listener.close()
-
-
-def test_hundreds_of_exchanges_are_answered_per_second(server: JobsServer) -> None:
-    """Check a bound far above the measured time, so that only a slowdown by a factor fails, not a busy machine."""
-    body = wire.write_exchange(ExchangeRequest(4711, "7fff", (Report("t", 511, seconds=0.2),), 512, 1 << 20, 0.0))
-    server.workers.exchanged = ExchangeReply(Lease("t1", tuple(LeasedBatch(n, b"[1,2,3]") for n in range(512))))
-    headers = {"authorization": f"Bearer {worker_token('secret', 'sum-1')}"}
-    connection, began = UnixConnection(server.path), time.process_time()
-    for _ in range(200):
-        connection.request("POST", "/worker/sum-1/exchange", body, headers)
-        assert connection.getresponse().read()
-    connection.close()
-    assert time.process_time() - began < 2.0

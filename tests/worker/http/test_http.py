@@ -200,11 +200,6 @@ STREAM = """
             for size in (1, 70_000, 2):
                 yield "x" * size
 """
-STREAMING_APPLICATION = """
-    def app(environ, start_response):
-        start_response("200 OK", [])
-        return [b"x" * size for size in (1, 70_000, 2)]
-"""
 
 
 def last_response(replica: Replica, request: bytes) -> tuple[bytes, bytes]:
@@ -215,19 +210,6 @@ def last_response(replica: Replica, request: bytes) -> tuple[bytes, bytes]:
         sock.sendall(request)
         head, _, body = b"".join(iter(lambda: sock.recv(65536), b"")).partition(b"\r\n\r\n")
     return head, body
-
-
-@pytest.mark.parametrize("is_application", [False, True])
-def test_a_stream_to_a_client_of_http_1_0_ends_with_the_connection(is_application: bool) -> None:
-    form = {"type": "wsgi", "app": "app"} if is_application else {}
-    with running_replica(STREAMING_APPLICATION if is_application else STREAM, **form) as replica:
-        replica.wait_ready()
-        for _ in range(2):
-            head, body = last_response(replica, b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200")
-            assert b"transfer-encoding" not in head
-            assert b"\r\nconnection: close" in head
-            assert body == b"x" * 70_003
 
 
 @pytest.mark.parametrize("is_application", [False, True])
