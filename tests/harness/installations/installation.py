@@ -28,7 +28,6 @@ from harness.replicas.replicas import Answer
 from harness.wait import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-Done = subprocess.CompletedProcess[str]
 CORTEX = [sys.executable, "-m", "cortex.cli.main"]
 #: A project that answers what it is sent.
 ECHO_SOURCE = """

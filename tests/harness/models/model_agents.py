@@ -174,12 +174,6 @@ class AgentClient:
         news = self.news()
         return _read(news.candidate) if news else None
 
-    def first_candidate(self) -> tuple[Catalogue | None, Catalogue | None] | None:
-        """Return the confirmed and the candidate catalogue of the first update with both; others may have followed."""
-        self.listen()
-        updates = (each for each in self.heard if each.confirmed and each.candidate)
-        return next(((_read(each.confirmed), _read(each.candidate)) for each in updates), None)
-
     def error(self) -> str | None:
         news = self.news()
         return news.error if news else None

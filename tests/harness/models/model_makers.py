@@ -5,7 +5,6 @@ Every model returns its input plus a number of its own, so that a result identif
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from collections.abc import Mapping
@@ -22,14 +21,9 @@ _PLACEHOLDER = 12345.678
 _SAVED_MODEL = TESTS / "fixtures" / "saved_model_add"
 
 
-def python_model(number: int, size_bytes: int = 0) -> Files:
-    """Return two matching files; with a size, also a numpy array of zeros."""
-    files = {name: json.dumps({"number": number}).encode() for name in ("first.json", "second.json")}
-    if size_bytes:
-        buffer = io.BytesIO()
-        numpy.save(buffer, numpy.zeros(size_bytes // 4, numpy.float32))
-        files["weights.npy"] = buffer.getvalue()
-    return files
+def python_model(number: int) -> Files:
+    """Return two matching files."""
+    return {name: json.dumps({"number": number}).encode() for name in ("first.json", "second.json")}
 
 
 def onnx_model(number: int, size_bytes: int = 0) -> Files:
