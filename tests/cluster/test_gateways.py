@@ -342,7 +342,7 @@ async def test_only_a_changed_setting_ends_gateways_while_ray_is_away(home: Home
             async with made.operator(epoch=1) as first:
                 await first.fleet.startup(table(backend("one", server)))
                 await first.all_serve()
-                await until(lambda: made.facts.get("gateways") == json.dumps(sorted(node.host for node in nodes)))
+                await until(lambda: json.loads(made.facts.get("gateways") or "{}").keys() == {n.host for n in nodes})
             before = [haproxy(node) for node in nodes]
             async with made.operator(epoch=2, home=other, is_available=False) as second:
                 second.fleet._own = first.own  # of one machine there is one
@@ -357,6 +357,58 @@ async def test_only_a_changed_setting_ends_gateways_while_ray_is_away(home: Home
                 third.fleet._own = first.own
                 await third.fleet.startup(table(backend("two", server)))
                 await until(lambda: not any(each.is_alive() for each in before))
+
+
+async def test_a_standby_on_a_node_leads_with_the_gateway_that_its_node_has(home: Home, nodes: list[LocalNode]) -> None:
+    async with site(home, nodes) as made:
+        server = await made.server("s1")
+        async with made.operator(epoch=1) as first:
+            await first.fleet.startup(table(backend("one", server)))
+            await first.all_serve()
+        before = haproxy(nodes[1])
+        with temporary_home() as other:
+            async with made.operator(epoch=2, home=other, at=nodes[1], is_available=False) as second:
+                await second.fleet.startup(table(backend("two", server)))
+                await second.all_serve()
+                assert await answers(made, nodes[1], "two") == 200
+                assert second.fleet.size() == 2
+                assert haproxy(nodes[1]).is_same(before)
+
+
+async def test_the_gateway_of_a_former_leader_follows_the_next_one(home: Home, nodes: list[LocalNode]) -> None:
+    async with site(home, nodes) as made:
+        server = await made.server("s1")
+        async with made.operator(epoch=1, at=nodes[0]) as first:
+            await first.fleet.startup(table(backend("one", server)))
+            await first.all_serve()
+            assert [await answers(made, node, "one") for node in nodes] == [200, 200]
+        before = haproxy(nodes[0])
+        with temporary_home() as other:
+            async with made.operator(epoch=2, home=other) as second:
+                await second.fleet.startup(table(backend("two", server)))
+                await second.all_serve()
+                assert [await answers(made, node, "two") for node in (None, *nodes)] == [200] * 3
+                assert await answers(made, nodes[0], "one") == 404
+                await second.own.stop()
+        assert haproxy(nodes[0]).is_same(before)
+
+
+async def test_a_node_takes_over_the_gateway_of_its_operator_and_back(home: Home, nodes: list[LocalNode]) -> None:
+    async with site(home, nodes) as made:
+        routes = table(backend("one", await made.server("s1")))
+        async with made.operator(epoch=1, at=nodes[0], is_available=False) as first:
+            await first.fleet.startup(routes)  # nothing is known of nodes yet
+            assert first.fleet.pid is not None
+            assert await answers(made, nodes[0], "one") == 200
+            first.placer.is_available = True
+            await first.all_serve()
+            assert first.fleet.pid is None
+            assert await answers(made, nodes[0], "one") == 200
+        async with made.operator("operator", epoch=2, at=nodes[0]) as second:
+            await until(lambda: all(link.is_up for link in second.engine.nodes.values()))
+            await second.fleet.startup(routes)
+            assert second.fleet.pid is not None
+            assert await answers(made, nodes[0], "one") == 200
 
 
 async def test_a_gateway_that_was_away_for_long_serves_again_without_ray(

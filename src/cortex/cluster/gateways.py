@@ -1,4 +1,7 @@
-"""All gateways of a cluster behind one interface: the operator's own gateway, and one on each selected node.
+"""All gateways of a cluster behind one interface: one on each selected node, and perhaps the operator's own.
+
+The agents of the nodes host the gateways, so that another operator feeds the same ones. The operator hosts one itself
+where no agent does: its machine is not among the selected nodes, or it has to listen on loopback.
 
 Implements `gateway.base.Gateway`. All gateways get the same routing table, and each reaches replicas on its own
 machine by their unix sockets. A gateway that does not answer serves its last table; nothing waits for it, and it gets
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.cluster.credentials import TlsIdentity
-from cortex.cluster.gateway_client import GatewayClient, Stats
+from cortex.cluster.gateway_client import PATIENCE_S, GatewayClient, Stats
 from cortex.cluster.node.gateway import NodeGatewaySettings
 from cortex.cluster.node_client import NodeClient
 from cortex.cluster.placement import AGENT_PREFIX, ClusterResources, NodeAddress, Placer, Resources
@@ -38,9 +41,12 @@ from cortex.telemetry import Logger
 _GONE_S = 60.0
 _FACT = "gateways"
 _CHECK_S = 1.0
+_POLL_S = 0.05
 #: Limit on how long `cortex down` waits for nodes that don't answer.
 _STOP_TIMEOUT_S = 10.0
 _ANY_HOST = frozenset({"0.0.0.0", "::", "*"})
+#: How long the start waits for a gateway that the agent of the operator's machine starts; the agent starts meanwhile.
+_FIRST_START_S = 15.0
 
 #: Responses of each API by status class (2 for 2xx).
 Counts = dict[str, dict[int, int]]
@@ -51,7 +57,7 @@ class GatewayFleetSettings:
     """Selection of the nodes that have a gateway, and how these gateways listen."""
 
     where: str  #: "operator": no node; "all"; "group:NAME": the nodes of a node group
-    own_host: str  #: listen address of the operator's own gateway
+    own_host: str  #: listen address of the gateway on the operator's machine
     port: int
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
     operator_host: str = ""  #: address of the operator's machine in the cluster
@@ -95,11 +101,13 @@ class GatewayFleet:
         self._epoch = epoch
         self._logger = logger
         self._facts = facts
-        self._saved = facts.get(_FACT) or "[]"
-        self._known = set() if settings.where == "operator" else _read_hosts(self._saved)  #: nodes with a gateway
+        self._saved = facts.get(_FACT) or "{}"
+        #: Nodes with a gateway, and the address on which it listens.
+        self._known = _read_listeners(self._saved) if settings.where != "operator" else {}
         self._totals = GatewayTotals(folder / "gateway-totals.json")
         self._members: dict[str, _Member] = {}
         self._ended: set[str] = set()  #: nodes without a gateway that were ordered to end any, since they came up
+        self._has_own = True
         self._is_started = False
         self._version = 0
         self._table = RoutingTable()
@@ -107,8 +115,8 @@ class GatewayFleet:
 
     @property
     def pid(self) -> int | None:
-        """HAProxy's master process of the operator's own gateway."""
-        return self._own.pid
+        """HAProxy's master process of the operator's own gateway; None if it has none."""
+        return self._own.pid if self._has_own else None
 
     @property
     def refused_connections(self) -> int:
@@ -118,7 +126,8 @@ class GatewayFleet:
     def size(self) -> int:
         """Return the number of gateways, the operator's own included."""
         # Before startup it is that of the last operator, so that HAProxy does not reload with other limits twice.
-        return 1 + len(self._members if self._is_started else self._known)
+        has_own, nodes = (self._has_own, self._members) if self._is_started else (self._is_own_needed(), self._known)
+        return max(has_own + len(nodes), 1)
 
     @property
     def table(self) -> RoutingTable:
@@ -136,14 +145,32 @@ class GatewayFleet:
     # The interface `gateway.base.Gateway`.
 
     async def startup(self, table: RoutingTable) -> None:
-        """Start the operator's own gateway, and update those of the last operator. Raises: GatewayError."""
+        """Start the operator's own gateway if needed, and update those of the nodes. Raises: GatewayError."""
         self._totals.load()
         self._table, self._version = table, 1
-        for host in self._known:
+        self._has_own = self._is_own_needed()
+        own_host = self._settings.operator_host
+        patience_s = PATIENCE_S if own_host in self._known else _FIRST_START_S
+        for host in [*self._known]:
             self._add(host, "")
         self._is_started = True
-        await self._own.startup(self._with_local_sockets(table))
+        if self._has_own:
+            if own_host not in self._members and own_host in self._nodes and self._nodes[own_host].is_up:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_TIMEOUT_S):
+                        await self._end(own_host)  # an earlier operator wanted it; it may have our port
+            await self._own.startup(self._with_local_sockets(table))
+            self._spawn(self._check(), "check gateways")
+            return
+        await self._own.stop()  # of an operator that did not know yet that this machine is a node
+        if own_host not in self._members:
+            self._add(own_host, "")
+        client = self._members[own_host].client
         self._spawn(self._check(), "check gateways")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while client.reason:
+                    await asyncio.sleep(_POLL_S)
 
     async def apply(self, table: RoutingTable) -> None:
         """Apply a table to all gateways that answer. Raises: GatewayError of the operator's own gateway."""
@@ -152,13 +179,12 @@ class GatewayFleet:
         self._offer()
         self._totals.forget({backend.api for backend in table.backends})
         answering = [member.client for member in self._members.values() if member.client.answers]
-        own, *_ = await asyncio.gather(
-            self._own.apply(self._with_local_sockets(table)),
-            *(client.serves(self._version) for client in answering),
-            return_exceptions=True,
-        )
-        if isinstance(own, BaseException):
-            raise own
+        work: list[Coroutine[Any, Any, None]] = [client.serves(self._version) for client in answering]
+        if self._has_own:
+            work.append(self._own.apply(self._with_local_sockets(table)))
+        for result in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     def use_certificate(self, pem: str) -> None:
         """Replace the certificate; `pem` has its chain and key. The gateways apply it soon."""
@@ -169,16 +195,19 @@ class GatewayFleet:
 
     async def drained(self, names: Collection[str]) -> set[str]:
         """Return those backends in `names` that have no requests and get none at all gateways that answer."""
-        clients = [member.client for member in self._members.values()]
-        own, *others = await asyncio.gather(self._own.drained(names), *(client.drained(names) for client in clients))
-        return set(own or ()).intersection(*(found for found in others if found is not None))
+        asked: list[Coroutine[Any, Any, set[str] | None]] = [
+            member.client.drained(names) for member in self._members.values()
+        ]
+        if self._has_own:
+            asked.append(self._own.drained(names))
+        return set(names).intersection(*(found for found in await asyncio.gather(*asked) if found is not None))
 
     async def stats(self) -> Mapping[str, BackendStats]:
         """Return the statistics of each API, summed over all gateways. Raises: GatewayError."""
-        own = await self._own.stats()
+        own = await self._own.stats() if self._has_own else {}
         of_nodes = [member.client.stats for member in self._members.values()]
         found = {}
-        for api in {*own, *(name for stats in of_nodes for name in stats)}:
+        for api in {*own, *self._totals.apis(), *(name for stats in of_nodes for name in stats)}:
             nothing = BackendStats(0, 0)
             ours = own.get(api, nothing)
             counted = replace(nothing, responses=self._totals.of(api))
@@ -190,12 +219,14 @@ class GatewayFleet:
 
     async def ensure_running(self) -> None:
         """Restart the operator's own gateway if it died; agents do so on nodes. Raises: GatewayError."""
-        await self._own.ensure_running()
+        if self._has_own:
+            await self._own.ensure_running()
 
     async def drain(self, timeout_s: float) -> None:
-        """Drain the gateway of this machine. Those of nodes accept connections until `stop`."""
+        """Drain the operator's own gateway. Those of nodes accept connections until `stop`."""
         await self._cancel_tasks()
-        await self._own.drain(timeout_s)
+        if self._has_own:
+            await self._own.drain(timeout_s)
 
     async def stop(self) -> None:
         """End all gateways, with the requests inside them. A later operator ends those that don't answer now."""
@@ -230,6 +261,10 @@ class GatewayFleet:
             await asyncio.sleep(_CHECK_S)
 
     async def _check_once(self) -> None:
+        self._has_own = self._has_own and self._is_own_needed()
+        if not self._has_own and self._own.pid is not None:
+            self._logger.info("the agent of this machine hosts the gateway from now on")
+            await self._own.stop()
         self._update_members(self._placer.resources())
         placements = self._placer.placements()
         for host, member in list(self._members.items()):
@@ -263,21 +298,29 @@ class GatewayFleet:
                     self._spawn(self._members.pop(host).client.shutdown(), f"leave gateway {host}")
             elif wanted:
                 self._add(host, node_id)
-        if cluster is not None:
-            self._known &= self._members.keys() | self._nodes.keys() | found.keys()
+        for host in self._known.keys() - self._members.keys() - self._nodes.keys() - found.keys() if cluster else ():
+            del self._known[host]
         if before != set(self._members):
             self._on_change()
 
     def _is_wanted(self, host: str, groups: Collection[str] | None) -> bool | None:
         """Return whether a node is to have a gateway; None if that depends on its groups, and they are unknown."""
-        settings = self._settings
-        if host == settings.operator_host and settings.own_host in {*_ANY_HOST, host}:
-            return False  # the operator's own gateway listens there
-        if settings.where in {"all", "operator"}:
-            return settings.where == "all"
+        where = self._settings.where
+        if where in {"all", "operator"}:
+            return where == "all"
         if groups is None:
             return host in self._known or None
-        return settings.where in {f"group:{group}" for group in groups}
+        return where in {f"group:{group}" for group in groups}
+
+    def _is_own_needed(self) -> bool:
+        """Return whether no agent hosts a gateway where that of the operator's machine has to listen."""
+        host, cluster = self._settings.operator_host, self._placer.resources()
+        if self._settings.own_host not in {*_ANY_HOST, host}:
+            return True
+        nodes = cluster.nodes.values() if cluster else ()
+        groups = next((node.node_groups for node in nodes if node.host == host), None)
+        is_node = groups is not None or host in self._known or host in self._nodes
+        return not (is_node and self._is_wanted(host, groups))
 
     def _client(self, host: str) -> GatewayClient:
         return GatewayClient(
@@ -287,7 +330,8 @@ class GatewayFleet:
     def _add(self, host: str, node_id: str) -> None:
         client = self._client(host)
         self._members[host] = _Member(client, node_id, asyncio.get_running_loop().time())
-        self._known.add(host)
+        is_own = host == self._settings.operator_host and self._settings.own_host in _ANY_HOST
+        self._known.setdefault(host, self._settings.own_host if is_own else host)
         self._ended.discard(host)
         client.offer(self._version, self._node_settings(host), self._table)
         client.startup()
@@ -295,7 +339,7 @@ class GatewayFleet:
     def _end(self, host: str) -> Coroutine[None, None, None]:
         """Forget the gateway of a node now; return what ends it, if an earlier operator wanted one there, too."""
         self._ended.add(host)
-        self._known.discard(host)
+        self._known.pop(host, None)
         member = self._members.pop(host, None)
         return self._end_one(host, member.client if member is not None else self._client(host))
 
@@ -318,7 +362,7 @@ class GatewayFleet:
             member.client.offer(self._version, self._node_settings(host), self._table)
 
     def _node_settings(self, host: str) -> NodeGatewaySettings:
-        return NodeGatewaySettings(host, self._settings.port, self._settings.certificate)
+        return NodeGatewaySettings(self._known[host], self._settings.port, self._settings.certificate)
 
     def _add_counts(self, client: GatewayClient, counts: str, stats: Stats) -> None:
         known = {backend.api for backend in self._table.backends}
@@ -331,7 +375,7 @@ class GatewayFleet:
     async def _save(self) -> None:
         """Store what the next operator must know. The next call tries again if the database or the disk is away."""
         self._totals.save()
-        text = json.dumps(sorted(self._known))
+        text = json.dumps(self._known, sort_keys=True)
         if text != self._saved:
             with contextlib.suppress(OSError, CortexError):
                 await asyncio.to_thread(self._facts.put, _FACT, text)
@@ -398,6 +442,10 @@ class GatewayTotals:
             if not gateway.newest and not gateway.before:
                 del self._gateways[host]
 
+    def apis(self) -> set[str]:
+        """Return the APIs that have responses."""
+        return {api for gateway in self._gateways.values() for api in (*gateway.newest, *gateway.before)}
+
     def of(self, api: str) -> dict[int, int]:
         """Return the responses of one API by status class."""
         total: dict[int, int] = {}
@@ -416,8 +464,8 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _read_hosts(text: str) -> set[str]:
+def _read_listeners(text: str) -> dict[str, str]:
     try:
-        return {str(host) for host in json.loads(text)}
-    except (ValueError, TypeError):
-        return set()
+        return decode(dict[str, str], json.loads(text))
+    except ValueError:
+        return {}

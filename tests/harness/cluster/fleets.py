@@ -59,18 +59,23 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def operator(
-        self, where: str = "all", epoch: int = 1, home: Home | None = None, is_available: bool = True
+        self,
+        where: str = "all",
+        epoch: int = 1,
+        home: Home | None = None,
+        is_available: bool = True,
+        at: LocalNode | None = None,
     ) -> AsyncIterator[Operator]:
         """Run an operator without a table; its gateways continue to serve afterwards.
 
-        `home` is another one's than the site's; `is_available`: Ray answers.
+        `home` is another one's than the site's; `is_available`: Ray answers; `at`: its machine, else it is not a node.
         """
-        home = home or self.home
+        home, host = home or self.home, at.host if at else "127.0.0.1"
         placer = StaticPlacer([node.address for node in self.nodes], is_available=is_available)
-        access = ClusterCredentials(SECRET, "127.0.0.1", 0, epoch)
+        access = ClusterCredentials(SECRET, host, 0, epoch)
         engine = ClusterEngine(home, placer, access, nodes_in_database(self.facts), Logger("test"))
-        own = HaproxyGateway(home, GatewaySettings(port=self.port))
-        settings = GatewayFleetSettings(where, "127.0.0.1", self.port, operator_host="127.0.0.1")
+        own = HaproxyGateway(home, GatewaySettings(host, self.port))
+        settings = GatewayFleetSettings(where, host, self.port, operator_host=host)
         fleet = GatewayFleet(
             own, engine.nodes, placer, settings, access.identity, epoch, home.run_dir, self.facts, Logger("test")
         )

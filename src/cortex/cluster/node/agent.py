@@ -81,7 +81,7 @@ class NodeAgent:
         self._relay = NodeRelay(home.jobs_socket, identity)
         self._reservations = Reservations(home.sockets_dir / RESERVE_SOCKET, self._describe, self._reserved)
         self._model_agent = ModelAgent(home, os.environ, _logger)
-        self._gateway = NodeGateway(home, _logger)
+        self._gateway = NodeGateway(home, identity.host, _logger)
         self._sessions: set[_OperatorSession] = set()
         self._epoch = 0
         self._stop = asyncio.Event()

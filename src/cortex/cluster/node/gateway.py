@@ -36,7 +36,7 @@ _COUNTS_ID_FILE = "counts-id"
 class NodeGatewaySettings:
     """Listening address and certificate of a node's gateway."""
 
-    host: str
+    host: str  #: on which it listens: the node's, or all addresses
     port: int
     certificate: str = field(default="", repr=False)  #: PEM, with chain and key; "": plain HTTP
 
@@ -48,8 +48,9 @@ class NodeGatewaySettings:
 class NodeGateway:
     """The gateway of one node, if it has one. `startup`, then `serve` for each operator, then `shutdown`."""
 
-    def __init__(self, home: Home, logger: Logger) -> None:
+    def __init__(self, home: Home, host: str, logger: Logger) -> None:
         self._home = home
+        self._host = host
         self._logger = logger
         self._file = home.run_dir / _WANTED_FILE
         self._gateway: HaproxyGateway | None = None
@@ -135,7 +136,7 @@ class NodeGateway:
         match message["command"]:
             case "serve":
                 settings = NodeGatewaySettings(**message["settings"])
-                table = _localize(table_from_json(message["table"]), settings.host, self._home)
+                table = _localize(table_from_json(message["table"]), self._host, self._home)
                 await self._serve_table(settings, table)
                 return {}
             case "drained":

@@ -59,7 +59,9 @@ def can_serve(api: dict[str, Any]) -> bool:
 
 def _show(status: dict[str, Any], session: Session) -> None:
     console = session.console
-    rows = [[name, *_where(status[name])] for name in ("operator", "gateway")]
+    rows = [["operator", *_where(status["operator"])]]
+    if not status.get("gateways") or (status["gateway"] or {}).get("pid"):
+        rows.append(["gateway", *_where(status["gateway"])])
     if status.get("models"):  # it runs only while an API has models
         rows.append(["model agent", *_where(status["models"])])
     if cluster := status.get("cluster"):
