@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,14 @@ def test_a_failed_write_is_retried(tmp_path: Path) -> None:
     assert nodes_in_file(path).all() == [ONE]
 
 
+class HangingPlacer(StaticPlacer):
+    """A placer whose Ray accepts connections and never answers."""
+
+    async def startup(self, on_change: Callable[[], None]) -> None:
+        await super().startup(on_change)
+        await asyncio.Event().wait()
+
+
 def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
     home: Home, nodes: list[LocalNode], facts: KeyValueStore
 ) -> None:
@@ -71,11 +79,12 @@ def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
             known.save()
             spec = made.spec()
             before = await ready(made, spec)
-        placer = StaticPlacer([], is_available=False)
+        placer = HangingPlacer([], is_available=False)
         engine = ClusterEngine(
             other, placer, ClusterCredentials(SECRET, "127.0.0.1", 0, 2), nodes_in_database(facts), Logger("test")
         )
-        await engine.startup(lambda: None, lambda spec: None)
+        async with asyncio.timeout(60):
+            await engine.startup(lambda: None, lambda spec: None)
         try:
             adopted, status = engine.replicas()[spec.id]
             assert status == before

@@ -84,17 +84,30 @@ class ClusterEngine:
         self._on_change, self._on_end = on_change, on_end
         await self._listen()
         self._mirror.startup(self._home.run_dir / "led", self._credentials.epoch)
-        await self._placer.startup(self._on_placements)
-        for address in self._known_nodes.all():
-            self._follow(address)
-        self._on_placements()
-        deadline = self._clock() + ADOPT_TIMEOUT_S
-        while self._clock() < deadline and not all(node.is_up for node in self._nodes.values()):
-            await asyncio.sleep(0.05)
+        await self._adopt()
         self._is_started = True
         self._on_placements()
         self._spawn(self._check(), "check replicas of the cluster")
         self._spawn(self._refresh_metrics(), "copy metrics of the cluster")
+
+    async def _adopt(self) -> None:
+        """Wait until all nodes report their replicas, for a limited time. Known nodes do while Ray lists others.
+
+        Ray may be away: if a node answers, its replicas don't wait longer for Ray than for nodes.
+        """
+        deadline = self._clock() + ADOPT_TIMEOUT_S
+        placing = self._spawn(self._placer.startup(self._on_placements), "find reservations")
+        for address in self._known_nodes.all():
+            self._follow(address)
+        known = set(self._nodes)
+        await asyncio.wait([placing], timeout=ADOPT_TIMEOUT_S)
+        if not any(node.is_up for node in self._nodes.values()):
+            await placing
+        self._on_placements()
+        if known != set(self._nodes):
+            deadline = self._clock() + ADOPT_TIMEOUT_S
+        while self._clock() < deadline and not all(node.is_up for node in self._nodes.values()):
+            await asyncio.sleep(0.05)
 
     async def shutdown(self) -> None:
         """Stop following all replicas without stopping one."""
@@ -409,7 +422,8 @@ class ClusterEngine:
         assert node.home is not None
         return map_paths(spec, home_folders(Home(node.home), self._home))
 
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
