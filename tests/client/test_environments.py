@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from cortex.client.local_operator import ListenOptions, start
 from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.processes.identity import Identity
+from harness.ports import free_port
+from harness.servers.answering import Server, reply
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.processes
@@ -153,6 +156,27 @@ def test_a_rename_does_not_overwrite(environments: Environments) -> None:
 def test_rejects_invalid_operator_addresses(environments: Environments, endpoint: str) -> None:
     with pytest.raises(InputError, match="address"):
         environments.configure("a", endpoint, "")
+
+
+@pytest.mark.parametrize("endpoint", ["http://a:1,", "http://a:1,b"])
+def test_rejects_a_list_with_an_invalid_operator_address(environments: Environments, endpoint: str) -> None:
+    with pytest.raises(InputError, match="address"):
+        environments.configure("a", endpoint, "")
+
+
+def test_of_several_operators_the_leader_is_used(environments: Environments) -> None:
+    with closing(Server()) as standby, closing(Server()) as leader:
+        gone = f"http://127.0.0.1:{free_port()}"
+        urls = ", ".join((gone, standby.url, leader.url))
+        there = environments.configure("there", urls, "t", gateway_host="api.example")
+        assert there.operator_endpoint == urls.replace(" ", "")
+        standby.answering = lambda handler: reply(handler, 200, b'{"ok": true, "leads": false, "leader": null}')
+        leader.answering = lambda handler: reply(handler, 200, b'{"ok": true}')
+        assert there.connect().url == leader.url
+        assert there.check_host(f"{leader.url}/t")
+        leader.answering = lambda handler: reply(handler, 500, b"")
+        assert there.connect().url == standby.url
+    assert there.connect().url == gone
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"environments": 1}'])

@@ -71,6 +71,9 @@ def who_stands_by_says_who_leads(operators: tuple[Installation, Installation], t
     leader = first.status()["operator"]["url"]
     assert f"this operator stands by: {leader}" in refused.stderr
     assert f"it is on standby: the operator at {leader} is the leader" in second.cortex("up").stdout
+    urls = f"http://127.0.0.1:{second.operator_port},{leader}"
+    second.cortex("env", "configure", "both", "--operator", urls, "--token", (first.home / "token").read_text().strip())
+    assert "doubler" in second.cortex("get", "-e", "both").stdout
 
 
 def test_up_fails_if_the_database_does_not_answer(tmp_path: Path) -> None:
@@ -94,6 +97,7 @@ def standby_takes_over_with_the_projects_when_the_leader_is_killed(
     first, second = operators
     kill(first)
     wait_until(lambda: leads(second), 10)
+    assert "doubler" in second.cortex("get", "-e", "both").stdout
     wait_until(lambda: second.get("doubler")["status"]["status_code"] == "live", 30)
     assert served(second, "/doubler", {"x": 4}).json == {"doubled": 8}
     assert first.post("/doubler", {"x": 4}).json == {"doubled": 8}, "what runs does not need its operator"

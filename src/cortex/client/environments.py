@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import re
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cortex.client.transport import SYSTEM_TRUST, Transport, Trust
-from cortex.errors import InputError, NotFoundError, OperatorUnavailableError
+from cortex.client.transport import CONNECT_TIMEOUT_S, SYSTEM_TRUST, Transport, Trust
+from cortex.errors import CortexError, InputError, NotFoundError, OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import OperatorIdentity, read_operator
 
@@ -32,7 +34,7 @@ class Environment:
     """A named operator."""
 
     name: str
-    operator_endpoint: str  #: empty for `local` while its operator is not running
+    operator_endpoint: str  #: those of several operators have commas between; "" for `local` while none runs
     connect: Callable[[], Transport] = field(repr=False)  #: raises OperatorUnavailableError
     gateway_host: str = ""  #: host of the APIs, if it is not that of the operator
 
@@ -46,7 +48,8 @@ class Environment:
         Its host must be that of the operator or the gateway of this environment, or have an address of one of them.
         """
         host = _host_of(url)
-        known = [each for each in (_host_of(self.operator_endpoint), self.gateway_host.lower()) if each]
+        own = map(_host_of, self.operator_endpoint.split(","))
+        known = [each for each in (*own, self.gateway_host.lower()) if each]
         if self.name == LOCAL or host in known or any(_addresses(host) & _addresses(each) for each in known):
             return url
         raise InputError(
@@ -103,6 +106,7 @@ class Environments:
     ) -> Environment:
         """Store an environment. Without an endpoint, the one of this name keeps what is not given.
 
+        `operator_endpoint`: the address of the operator, or those of several with one database and commas between.
         `ca`: a file of CA certificates to trust instead of those of the system. `gateway_host`: host of the APIs, if it
         is not that of the operator. Raises: InputError; NotFoundError if there is none to keep.
         """
@@ -112,7 +116,8 @@ class Environments:
             entry = dict(self._load()["environments"][name])
             entry |= {} if token is None else {"token": token}
         else:
-            entry = {"operator_endpoint": _checked_endpoint(operator_endpoint), "token": token or ""}
+            endpoints = ",".join(_checked_endpoint(each.strip()) for each in operator_endpoint.split(","))
+            entry = {"operator_endpoint": endpoints, "token": token or ""}
         if gateway_host:
             if _host_of(f"http://{gateway_host}") != gateway_host.lower():
                 raise InputError(f"{gateway_host!r} is not a host; write its name or address, without a port")
@@ -235,9 +240,32 @@ def _remote(name: str, entry: Mapping[str, Any]) -> Environment:
     def connect() -> Transport:
         if ca and not Path(ca).is_file():
             raise InputError(f"{ca}: does not exist; choose another file with `cortex env configure {name} --ca FILE`")
-        return Transport(endpoint, token, hint, Trust(ca))
+        operators = [Transport(each, token, hint, Trust(ca)) for each in endpoint.split(",")]
+        return operators[0] if len(operators) == 1 else _leader(operators)
 
     return Environment(name, endpoint, connect, str(entry.get("gateway_host") or ""))
+
+
+def _leader(operators: Sequence[Transport]) -> Transport:
+    """Ask all operators at once which of them leads. Return that one, or else one that answers, or the first."""
+    answers: queue.SimpleQueue[tuple[Transport, bool | None]] = queue.SimpleQueue()
+
+    def ask(operator: Transport) -> None:
+        try:
+            status = operator.call("GET", "/livez", timeout_s=CONNECT_TIMEOUT_S)
+            answers.put((operator, bool(status.get("leads", True))))
+        except (CortexError, AttributeError):
+            answers.put((operator, None))
+
+    for each in operators:  # a machine that is lost must not delay the end of the command
+        threading.Thread(target=ask, args=(each,), daemon=True).start()
+    standby = None
+    for _ in operators:
+        operator, leads = answers.get()
+        if leads:
+            return operator
+        standby = operator if leads is False else standby
+    return standby or operators[0]
 
 
 def _host_of(url: str) -> str:
@@ -257,7 +285,7 @@ def _addresses(host: str) -> set[str]:
 
 def _checked_ca(file: Path, endpoint: str) -> str:
     path = file.expanduser().absolute()
-    if not endpoint.startswith("https://"):
+    if not all(each.startswith("https://") for each in endpoint.split(",")):
         raise InputError(f"--ca requires an address that begins with https:// (got {endpoint})")
     try:
         Trust(str(path)).context()

@@ -25,7 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     adding.add_argument("name", metavar="NAME", help="name of the environment")
     adding.add_argument(
-        "--operator-endpoint", "--operator", metavar="URL", help="address of its operator; prompted for if omitted"
+        "--operator-endpoint",
+        "--operator",
+        metavar="URL",
+        help="address of its operator, or of several with commas between; prompted for if omitted",
     )
     adding.add_argument(
         "--token", metavar="TOKEN", help="token of its operator; prompted for if omitted, `-` reads it from stdin"
