@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -99,8 +100,8 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture
-def foreground(home: Path) -> Iterator[Foreground]:
-    made = Foreground(home)
+def foreground(request: pytest.FixtureRequest, home: Path) -> Iterator[Foreground]:
+    made = Foreground(home, *getattr(request, "param", ()))
     try:
         made.wait_until_up()
         yield made
@@ -146,6 +147,29 @@ def test_everything_runs_restarts_is_reaped_drains_and_ends(foreground: Foregrou
     assert not [process for process in members if process.is_running()]
     assert not (cortex.home / "run" / "operator.json").exists()
     check_lines([json.loads(line) for line in foreground.lines()])
+
+
+def load_of(cortex: Installation) -> tuple[int, int]:
+    metrics = json.loads(cortex.cortex("get", "echo", "-o", "json").stdout)["metrics"]
+    return metrics["in_flight"], metrics["queued"]
+
+
+@pytest.mark.parametrize("foreground", [("--drain", "1")], indirect=True)
+def test_requests_that_outlast_the_drain_time_are_answered_with_the_reason(
+    foreground: Foreground, tmp_path: Path
+) -> None:
+    cortex = foreground.cortex
+    cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+    with ThreadPoolExecutor() as pool:
+        inside, queued = (pool.submit(cortex.post, "/echo", {"s": PATIENCE_S}) for _ in range(2))
+        wait_until(lambda: load_of(cortex) == (1, 1), message="one request runs, and one waits")
+        foreground.process.send_signal(signal.SIGTERM)
+        answers = sorted((each.result(PATIENCE_S) for each in (inside, queued)), key=lambda answer: answer.status)
+    assert [(answer.status, answer.json["error"]) for answer in answers] == [
+        (500, "the process that handled this request died: stopped before the call was finished"),
+        (503, "the service stopped before this request could run"),
+    ]
+    assert foreground.started.wait(PATIENCE_S) == 0
 
 
 def check_lines(lines: list[dict[str, Any]]) -> None:

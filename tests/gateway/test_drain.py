@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 
 import pytest
 
+from cortex.gateway.routes import ApiKey
 from cortex.home import Home
-from harness.servers.upstream import Client, ask, backend, eventually, table, world
+from harness.servers.upstream import Answer, Client, ask, backend, eventually, table, world
 
 pytestmark = pytest.mark.processes
 
@@ -66,6 +68,39 @@ async def test_the_drain_time_is_limited(home: Home) -> None:
         await w.gateway.stop()
         with pytest.raises((OSError, EOFError)):
             await request
+
+
+async def test_requests_that_wait_are_answered_when_the_drain_time_is_over(home: Home) -> None:
+    async with world(home) as w:
+        key = ApiKey("k", hashlib.sha256(b"secret").hexdigest())
+        iris = backend("iris", await w.server("a", 1), needs_key=True)
+        await w.gateway.startup(table(iris, backend("cold", holds=True), keys=(key,)))
+
+        def send(path: str) -> asyncio.Task[Answer]:
+            return asyncio.create_task(ask(w.port, path, "POST", b"{}", **{"x-api-key": "secret"}))
+
+        async def is_inside() -> bool:
+            return len(w.upstreams["a"].waiting) == 1
+
+        async def all_wait() -> bool:
+            stats = await w.gateway.stats()
+            return (stats["iris"].queued, stats["cold"].requests) == (1, 1)
+
+        inside = send("/iris?wait=1")
+        await eventually(is_inside)
+        queued, held = send("/iris"), send("/cold")
+        await eventually(all_wait)
+        await w.gateway.drain(0.1)
+        for each in (queued, held):
+            answer = await each
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"] == "the service stopped before this request could run"
+            assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+        w.upstreams["a"].release(1)
+        assert (await inside).status == 200
+        second = w.another_gateway()
+        await second.startup(table(iris, keys=(key,)))  # of the next operator, if this one was killed here
+        assert (await ask(w.port, "/iris", "POST", b"{}", **{"x-api-key": "secret"})).status == 200
 
 
 async def test_the_next_operator_accepts_connections_again(home: Home) -> None:

@@ -379,7 +379,9 @@ def test_a_stop_ends_at_its_deadline() -> None:
         inside = in_background(pool, replica, {"do": "stuck in C"})
         replica.command(command="stop", drain_s=0.3)
         assert replica.process.wait(PATIENCE_S) == 0
-        assert inside.result(PATIENCE_S).status == 500
+        answer = inside.result(PATIENCE_S)
+        assert answer.status == 500
+        assert answer.json["error"].endswith("died: stopped before the call was finished")
 
 
 def test_connections_of_slow_clients_are_reported_as_lent() -> None:

@@ -194,10 +194,20 @@ core.register_action("cortex_refuse", { "http-req" }, function(txn)
   txn:done(reply)
 end, 0)
 
+-- The answer to requests that still wait when the gateway stops. They come without a refusal.
+local function stopping(headers)
+  local text = "the service stopped before this request could run"
+  if string.match((headers["content-type"] or {})[0] or "", "^application/grpc") then
+    return "503 14:" .. text
+  end
+  return '503 {"error":"' .. text .. '","request_id":"' .. ((headers["x-cortex-request-id"] or {})[0] or "") .. '"}'
+end
+
 -- Responds at once, and then receives the body without keeping it.
 core.register_service("cortex_drain", "http", function(applet)
+  local refusal = applet.headers["x-cortex-refusal"]
   local body = answer_refusal(
-    applet.headers["x-cortex-refusal"][0],
+    refusal and refusal[0] or stopping(applet.headers),
     function(status) applet:set_status(status) end,
     function(name, value) applet:add_header(name, value) end
   )

@@ -67,6 +67,8 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 #: Consecutive probes without an answer after which HAProxy counts as hung and is replaced.
 HUNG_AFTER_PROBES = 2
+#: Server of each backend once the drain time is over: it answers the requests that wait.
+STOPPING_SERVER = "cortex-stopping"
 #: Maximum rounds of commands until a worker has all servers of the table.
 _SYNC_ROUNDS = 3
 _POLL_S = 0.01
@@ -298,6 +300,21 @@ class HaproxyGateway:
                 is_idle = not any(state.requests for backends in seen.values() for state in backends.values())
                 idle = idle + 1 if is_idle else 0
                 await asyncio.sleep(_DRAIN_POLL_S)
+            if idle < _DRAIN_CHECKS and workers.current is not None:
+                await self._answer_waiting(workers.current)
+
+    async def _answer_waiting(self, worker: int) -> None:
+        """Answer the requests that are not inside a server: they go to one that says that the service stops."""
+        commands = []
+        for name in await self._runtime.backends(worker):
+            if name.startswith(BACKEND_PREFIX):
+                server = f"{name}/{STOPPING_SERVER}"
+                commands += [
+                    f"add server {server} unix@{self._sockets.refusals} maxconn 1000",
+                    f"enable server {server}",
+                    f"set maxconn server {server} 1001",  # a change makes HAProxy look at its queue
+                ]
+        await self._runtime.run(worker, commands)
 
     async def stop(self) -> None:
         """End HAProxy and all its workers, together with their open requests."""

@@ -53,6 +53,8 @@ _GATEWAY_CHECK_S = 1.0
 _IDENTITY_CHECK_S = 1.0
 #: Minimum of the drain time that replicas have after the gateway is drained.
 _REPLICA_DRAIN_S = 1.0
+#: Time that replicas have to end after it, and the gateway to pass on their last answers.
+_EXIT_S, _LAST_ANSWERS_S = 6.0, 1.0
 _logger = Logger("cortex.operator")
 
 
@@ -132,13 +134,20 @@ class Operator:
         await self._replicas.reconciler.startup()
 
     async def _drain(self) -> None:
-        """Finish the requests in progress, accept no others, and stop all replicas."""
+        """Finish the requests in progress, accept no others, and stop all replicas.
+
+        Those that take longer are answered for their processes, which are killed; so the gateway ends last.
+        """
         deadline = time.monotonic() + self._settings.drain_s
+        await self._drain_gateway(self._settings.drain_s)
+        await self._replicas.reconciler.stop_all(max(deadline - time.monotonic(), _REPLICA_DRAIN_S), _EXIT_S)
+        await self._drain_gateway(_LAST_ANSWERS_S)
+
+    async def _drain_gateway(self, timeout_s: float) -> None:
         try:
-            await self._gateway.drain(self._settings.drain_s)
+            await self._gateway.drain(timeout_s)
         except GatewayError as error:  # it hangs or has died
             _logger.warning("gateway can't be drained", error=error)
-        await self._replicas.reconciler.stop_all(max(deadline - time.monotonic(), _REPLICA_DRAIN_S))
 
     async def _shutdown(self) -> None:
         if self._stops_all:

@@ -48,6 +48,11 @@ def timed_out(timeout_s: float) -> Death:
     return Death(DeathCause.TIMED_OUT, f"timed out after {timeout_s:g} s", time.time())
 
 
+def stopped() -> Death:
+    """Return the death of a process whose calls took longer than the time that they had when it was stopped."""
+    return Death(DeathCause.KILLED, "stopped before the call was finished", time.time())
+
+
 def client_disconnected() -> Death:
     """Return the death of a process whose call continued although its client had disconnected."""
     message = "killed: its call continued after the client disconnected (networking.on_disconnect: kill)"

@@ -22,7 +22,7 @@ from cortex.supervisor.connection_table import (
     ConnectionTable,
     StallDetector,
 )
-from cortex.supervisor.exit_reasons import client_disconnected, timed_out
+from cortex.supervisor.exit_reasons import client_disconnected, stopped, timed_out
 from cortex.supervisor.listeners import ReplicaListeners
 from cortex.supervisor.process_slot import EXIT_S, Fork, ProcessSlot
 from cortex.worker.channel import Channel
@@ -262,7 +262,7 @@ class RequestWorkerSlot(ProcessSlot):
         assert self._drain_until is not None
         if self._exit_until is not None:
             if now > self._exit_until:
-                self.kill()
+                self.kill(stopped())
             return
         busy = self._connections.is_busy or bool(self._successor and self._connections.open)
         if busy and now < self._drain_until:

@@ -126,9 +126,12 @@ class Reconciler:
                 if task:
                     task.cancel()
 
-    async def stop_all(self, timeout_s: float) -> None:
-        """Stop every replica and wait up to `timeout_s` until all have ended. Call it only after `run` has ended."""
-        deadline = time.monotonic() + timeout_s
+    async def stop_all(self, timeout_s: float, exit_s: float) -> None:
+        """Stop every replica, and wait until all have ended, up to `exit_s` longer than their requests may take.
+
+        Call it only after `run` has ended.
+        """
+        deadline = time.monotonic() + timeout_s + exit_s
         for spec, _ in self._engine.replicas().values():
             await self._engine.stop(spec.id, min(spec.timeout_s, timeout_s))
         while self._engine.replicas() and time.monotonic() < deadline:
