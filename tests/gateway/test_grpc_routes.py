@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import subprocess
@@ -76,6 +77,17 @@ async def test_errors_of_the_gateway_are_statuses(home: Home) -> None:
         answer = await ask(w.port, "/iris.Handler/Predict", "POST", b"{}")
         assert (answer.status, answer.headers["grpc-message"]) == (503, "no replica is ready: it starts")
         assert (await ask(w.port, "/plain", "POST", b"{}")).json()["server"] == "p"
+
+
+async def test_calls_above_the_limit_of_one_address_are_refused_and_counted(home: Home) -> None:
+    async with world(home) as w, grpc.aio.insecure_channel(f"127.0.0.1:{w.port}") as channel:
+        await w.gateway.startup(table(service(holds=True), connections_per_address=2))
+        await w.gateway.ensure_running()
+        calls = [asyncio.ensure_future(channel.unary_unary("/iris.Handler/Predict")(b"").code()) for _ in range(3)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert [await each for each in done] == [Code.UNAVAILABLE]
+        await w.gateway.ensure_running()
+        assert w.gateway.refused_connections == 1
 
 
 async def test_a_service_without_keys_receives_none(home: Home) -> None:

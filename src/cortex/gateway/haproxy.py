@@ -356,8 +356,8 @@ class HaproxyGateway:
         count = await self._runtime.refused_connections(worker, FRONTEND)
         if new := self._refused.add(worker, count, asyncio.get_running_loop().time()):
             self._logger.warning(
-                "connections above the limit of one address were closed; if it is a load balancer's, raise the limit "
-                "with `cortex up --connections-per-address`",
+                "connections above the limit of one address were closed, or requests over HTTP/2 refused; if it is a "
+                "load balancer's, raise the limit with `cortex up --connections-per-address`",
                 connections=new,
                 limit=per_address(self._table, self._settings),
             )

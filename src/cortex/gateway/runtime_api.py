@@ -134,10 +134,12 @@ class RuntimeApi:
         return seen
 
     async def refused_connections(self, pid: int, frontend: str) -> int:
-        """Return how many connections a rule of a frontend has refused in a worker."""
+        """Return how many connections, and requests of HTTP/2, the limit of one address has refused in a worker."""
         table = await self._read_table(f"@!{pid} show stat {frontend} 1 -1\n")
-        (row,) = csv.DictReader(table.lstrip("# ").splitlines())
-        return int(row["dcon"])
+        row = next(csv.DictReader(table.lstrip("# ").splitlines()), None)
+        if row is None:
+            raise Unresponsive(f"HAProxy's statistics lack the frontend {frontend}")
+        return int(row["dcon"]) + int(row["dreq"])  # no other rule of the frontend denies requests
 
     async def end_keyed(self, pid: int, keys: Collection[str]) -> None:
         """End the open requests of a worker that have a key whose id is not in `keys`."""

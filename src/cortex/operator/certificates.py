@@ -38,6 +38,11 @@ class ServedCertificate:
         """Certificate, chain and key; empty without TLS."""
         return self._current.pem if self._current else ""
 
+    @property
+    def ends_at(self) -> datetime | None:
+        """Time at which the current certificate expires; None without TLS."""
+        return self._current.ends_at if self._current else None
+
     def has_name(self, host: str) -> bool:
         """Return True if a certificate served so far is valid for a host: a renewal does not invalidate URLs."""
         return has_name(self._names, host)

@@ -74,7 +74,7 @@ class Operator:
         self._model_agent = ModelAgent(home, os.environ, _logger)
         self._jobs = Jobs(context, infrastructure)
         self._replicas = Replicas(context, infrastructure, self._jobs)
-        self._monitoring = Monitoring(context, infrastructure, self._jobs, self._replicas)
+        self._monitoring = Monitoring(context, infrastructure, self._jobs, self._replicas, self._certificate)
         self._deploys = Deploys(context, infrastructure.engine, self._replicas, self._monitoring.totals)
         self._access = AccessControl(context, self._replicas.active_keys, self._replicas.reconciler.publish_now)
 

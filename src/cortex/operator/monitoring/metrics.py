@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -19,8 +20,11 @@ from cortex.errors import GatewayError
 from cortex.gateway.base import Gateway
 from cortex.gateway.statistics import BackendStats
 from cortex.jobs.records import count_by_status
+from cortex.jobs.schedule_state import read_schedules
 from cortex.jobs.store import JobStore
 from cortex.lifecycle import ApiKind, DeathCause, JobStatus
+from cortex.operator.canary.trials import Trials
+from cortex.operator.certificates import ServedCertificate
 from cortex.operator.monitoring.metric_totals import MetricTotals
 from cortex.operator.replicas.status import ApiState
 from cortex.state.queries.apis import ApiRecord, ApiStore
@@ -43,10 +47,12 @@ from cortex.worker.monitoring.metrics import (
 #: Help texts of cortex's own metrics, in the order of the page. Users' metrics have none.
 HELP: Mapping[str, str] = {
     "cortex_build_info": "Version of the operator; always 1.",
-    "cortex_refused_connections_total": "Connections above the gateway's limit for one address.",
+    "cortex_refused_connections_total": "Connections and HTTP/2 requests above the gateway's limit for one address.",
+    "cortex_certificate_expiry_timestamp_seconds": "UNIX time at which the certificate expires that is served.",
     "cortex_requests_total": "Responses of the gateway by class of the status code; other: the client disconnected.",
     "cortex_requests_in_flight": "Requests inside the replicas.",
     "cortex_queue_length": "Requests waiting in the gateway for a replica.",
+    "cortex_request_timeout_seconds": "networking.timeout, after which callers receive 504.",
     "cortex_replicas": "Replicas by state.",
     "cortex_replicas_wanted": "Desired replicas.",
     "cortex_replica_cpu_seconds_total": "CPU time of a replica's processes.",
@@ -68,6 +74,8 @@ HELP: Mapping[str, str] = {
     "cortex_process_deaths_total": "Unexpected deaths of processes with user code, by cause.",
     "cortex_model_reloads_total": "Replacements of a process by one with newer models.",
     "cortex_jobs": "Stored jobs by status.",
+    "cortex_schedule_failed": "1 if the last run that was due could not be submitted, else 0.",
+    "cortex_canary_age_ratio": "Time since a revision that is tried was deployed, as part of give_up_after; else 0.",
     "cortex_async_queue_length": "Workloads of an AsyncAPI that are not finished.",
     "cortex_predictions_total": "Tracked predictions, by class for classification.",
     "cortex_untracked_predictions_total": "Responses without a prediction of the tracker's type.",
@@ -116,6 +124,8 @@ class Metrics:
         jobs: JobStore,
         open_workloads: Callable[[], Awaitable[Mapping[str, int]]],
         state_of: Callable[[ApiRecord], ApiState],
+        trials: Trials,
+        certificate: ServedCertificate,
         usage: Callable[[], Awaitable[Mapping[str, ResourceUsage]]],
         logger: Logger,
     ) -> None:
@@ -125,6 +135,8 @@ class Metrics:
         self._jobs = jobs
         self._open_workloads = open_workloads
         self._state_of = state_of
+        self._trials = trials
+        self._certificate = certificate
         self._usage = usage
         self._recent_usage = RecentUsage(usage)
         self._logger = logger
@@ -159,8 +171,11 @@ class Metrics:
         records = self._store.records()
         refused = counter("cortex_refused_connections_total", self._gateway.refused_connections)
         points = [gauge("cortex_build_info", 1, version=__version__), refused]
+        if (ends_at := self._certificate.ends_at) is not None:
+            points.append(gauge("cortex_certificate_expiry_timestamp_seconds", ends_at.timestamp()))
         stats = await self._gateway_stats()
         jobs = await self._jobs.read(count_by_status) if any(record.spec.kind.runs_jobs for record in records) else {}
+        schedules = await self._jobs.read(read_schedules) if any(record.spec.schedule for record in records) else {}
         workloads = await self._open_workloads()
         for record in records:
             name = record.name
@@ -171,6 +186,15 @@ class Metrics:
             if record.spec.kind.runs_jobs:
                 counts = {status.code: 0 for status in JobStatus} | jobs.get(name, {})
                 points += [gauge("cortex_jobs", n, api=name, status=code) for code, n in counts.items()]
+            if record.spec.schedule is not None:
+                has_failed = name in schedules and bool(schedules[name].error)
+                points.append(gauge("cortex_schedule_failed", int(has_failed), api=name))
+            if record.spec.kind is ApiKind.REALTIME:
+                points.append(gauge("cortex_request_timeout_seconds", record.spec.networking.timeout_s, api=name))
+            if (canary := record.spec.update_strategy.canary) is not None and record.spec.kind is ApiKind.REALTIME:
+                known = self._trials.of(record)
+                age_s = time.time() - record.updated_at.timestamp() if known and known[0].is_open else 0.0
+                points.append(gauge("cortex_canary_age_ratio", age_s / canary.give_up_after_s, api=name))
             if name in workloads:
                 points.append(gauge("cortex_async_queue_length", workloads[name], api=name))
         names = {record.name for record in records}

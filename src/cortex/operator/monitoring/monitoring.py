@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from cortex.engine.usage import resource_usage
+from cortex.operator.certificates import ServedCertificate
 from cortex.operator.context import Loops, OperatorContext
 from cortex.operator.dashboard.samples import LoadRecorder
 from cortex.operator.infrastructure import Infrastructure
@@ -21,7 +22,12 @@ class Monitoring:
     """The subsystem of figures."""
 
     def __init__(
-        self, context: OperatorContext, infrastructure: Infrastructure, jobs: Jobs, replicas: Replicas
+        self,
+        context: OperatorContext,
+        infrastructure: Infrastructure,
+        jobs: Jobs,
+        replicas: Replicas,
+        certificate: ServedCertificate,
     ) -> None:
         home, apis, logger = context.home, context.apis, context.logger
         engine, gateway, cluster = infrastructure.engine, infrastructure.gateway, infrastructure.cluster
@@ -35,6 +41,8 @@ class Monitoring:
             jobs.store,
             jobs.store.workloads.counts,
             state_of,
+            replicas.trials,
+            certificate,
             cluster.engine.usage if cluster else lambda: resource_usage(engine.replicas().values(), os.environ),
             logger,
         )

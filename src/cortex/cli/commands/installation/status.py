@@ -73,7 +73,7 @@ def _show(status: dict[str, Any], session: Session) -> None:
         console.line(f"\n{warning}")
     if refused := (status["gateway"] or {}).get("refused_connections"):
         console.line(
-            f"\nthe gateway closed {refused} connections above its limit for one address; "
+            f"\nthe gateway refused {refused} connections or requests above its limit for one address; "
             "`cortex up --connections-per-address` changes it"
         )
     if status.get("gateways"):
