@@ -13,7 +13,15 @@ import pytest
 
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
-from cortex.errors import BusyError, ConflictError, CortexError, EnvironmentBuildError, SubmissionError, TooLargeError
+from cortex.errors import (
+    BusyError,
+    ConflictError,
+    CortexError,
+    EnvironmentBuildError,
+    InputError,
+    SubmissionError,
+    TooLargeError,
+)
 from cortex.home import Home
 from cortex.jobs.spec import (
     HOOK_SEQ,
@@ -232,6 +240,18 @@ async def test_the_jobs_of_a_deleted_api_are_stopped(home: Home) -> None:
         made.reconciler.wake()
         record = await made.over(job)
         assert (record.status, record.message) == (JobStatus.STOPPED, "its API was deleted")
+
+
+async def test_an_api_that_runs_no_jobs_says_what_to_do(home: Home) -> None:
+    async with scene(home) as made:
+        handler = {"interface": "handler", "type": "python", "path": "handler.py"}
+        for kind in ("RealtimeAPI", "AsyncAPI"):
+            api = Api.model_validate({"name": kind.lower(), "kind": kind, "handler": handler, "networking": {}})
+            made.apis.write([ApiChange(Revision("r1", api, "project"), "nonce", "spec")])
+        with pytest.raises(InputError, match="a RealtimeAPI, which runs no jobs; deploy it with `kind: BatchAPI`"):
+            await made.service.get("realtimeapi", "7fff")
+        with pytest.raises(InputError, match="an AsyncAPI, which runs no jobs; GET /asyncapi/ID returns a workload"):
+            await made.service.stop("asyncapi", "7fff")
 
 
 def test_the_next_operator_adopts_jobs_workers_and_leases(home: Home) -> None:

@@ -264,9 +264,10 @@ class JobService:
         if record is None:
             raise NotFoundError(f"{api} is not deployed")
         if not record.spec.kind.runs_jobs:
-            raise InputError(
-                f"{api} is {with_article(record.kind)}, which runs no jobs; deploy it with `kind: {ApiKind.BATCH}`"
-            )
+            hint = f"deploy it with `kind: {ApiKind.BATCH}`"
+            if record.spec.kind is ApiKind.ASYNC:
+                hint = f"GET {self._endpoint(record.spec)}/ID returns a workload"
+            raise InputError(f"{api} is {with_article(record.kind)}, which runs no jobs; {hint}")
         return record
 
     async def _require(self, api: str, job_id: str) -> JobRecord:
