@@ -122,8 +122,10 @@ def test_the_outcome_line_contains_outcome_and_reason(shown: dict[str, Any], lin
 
 def test_errors_of_dead_letters_are_grouped_most_frequent_first() -> None:
     letters = [letter(3, "ValueError: bad"), letter(7, "KeyError: 'x'\nmore"), letter(9, "KeyError: 'x'", items=1)]
+    letters += [letter(seq, f"OSError: item {seq} at 0x{seq}f") for seq in (10, 11, 12)]
 
-    assert list(error_lines(letters, 3)) == [
+    assert list(error_lines(letters, 6)) == [
+        "  3 × OSError: item 10 at 0x10f (first: items 101 to 110 of the input)",
         "  2 × KeyError: 'x' (first: items 71 to 80 of the input)",
         "  1 × ValueError: bad (first: items 31 to 40 of the input)",
     ]
@@ -136,7 +138,7 @@ def test_the_half_of_a_divided_batch_is_located_in_the_input_and_not_by_a_number
 
 
 def test_the_list_of_errors_is_limited_in_number_and_length() -> None:
-    lines = list(error_lines([letter(seq, f"{seq} " + "x" * 10_000) for seq in range(20)], 1234))
+    lines = list(error_lines([letter(seq, "ABCDEFGHIJKLMNOPQRST"[seq] + "x" * 10_000) for seq in range(20)], 1234))
 
     assert len(lines) == 6
     assert max(map(len, lines)) < 250

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
 
 from cortex.jobs.records import Presence
-from cortex.jobs.spec import BatchResult, DeadLetter
+from cortex.jobs.spec import BatchResult, DeadLetter, error_kind
 from cortex.state.tables import KEYS_PER_JOB, dead_letters, first_key, jobs, results
 
 #: Characters of an error by which dead letters are grouped.
 _MAX_ERROR = 1_000
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 #: Maximum size of a page, unless its first row alone is larger.
 MAX_BYTES = 4 * 2**20
 
@@ -87,7 +85,7 @@ def group_errors(connection: Connection, job_id: str, limit: int = 2_000) -> lis
     query = query.where(dead_letters.c.key.between(base, base + KEYS_PER_JOB - 1)).order_by(dead_letters.c.key)
     groups: dict[str, ErrorGroup] = {}
     for key, items, text in connection.execute(query.limit(limit)):
-        name = _NUMBER.sub("#", text)
+        name = error_kind(text)
         group = groups.get(name) or ErrorGroup(text, key - base, 0, 0)
         groups[name] = replace(group, batches=group.batches + 1, items=group.items + items)
     return sorted(groups.values(), key=lambda group: -group.batches)

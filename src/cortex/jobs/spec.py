@@ -10,6 +10,7 @@ Workers import this module, so it imports only the standard library and `lifecyc
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -260,6 +261,14 @@ class BatchFailure:
     seq: int
     error: str  #: one line, `ValueError: bad weights`
     traceback: str = ""
+
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def error_kind(error: str) -> str:
+    """Return an error without its numbers, in which the errors of different batches often differ."""
+    return _NUMBER.sub("#", error)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cortex.cli.output import Column, Table, build_table, format_average, format_count, format_duration, format_time
+from cortex.jobs.spec import error_kind
 from cortex.lifecycle import ApiKind
 from cortex.payloads.json_object import Json
 from cortex.terminal import printable
@@ -77,13 +78,13 @@ def summary_lines(job: Json, now: datetime) -> Iterator[str]:
 
 
 def error_lines(letters: list[Json], total: int) -> Iterator[str]:
-    """Yield a summary of the errors of a job's first dead letters."""
+    """Yield a summary of the errors of a job's first dead letters; those that differ only in numbers are one."""
     kinds: dict[str, list[Json]] = {}
     for letter in letters:
-        kinds.setdefault(_shorten(letter["error"]), []).append(letter)
-    for error, same in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:_ERROR_KINDS]:
+        kinds.setdefault(error_kind(_shorten(letter["error"])), []).append(letter)
+    for same in sorted(kinds.values(), key=len, reverse=True)[:_ERROR_KINDS]:
         first = same[0]
-        yield f"  {len(same)} × {error} (first: {_items(first)} of the input)"
+        yield f"  {len(same)} × {_shorten(first['error'])} (first: {_items(first)} of the input)"
     if total > len(letters):
         yield f"  … of the first {len(letters):,} of {total:,}"
 
