@@ -6,43 +6,169 @@ import contextlib
 import json
 import re
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from harness.replicas.replicas import Replica, running_replica
+from harness.replicas.replicas import Answer, Replica, running_replica
 from harness.wait import wait_until
 
 pytestmark = pytest.mark.processes
 
+SOURCE = """
+    import asyncio, os, time
+    from collections.abc import AsyncIterator, Iterator
+    import cortex
+    from starlette.responses import JSONResponse, StreamingResponse
 
-def test_a_generator_is_streamed_while_it_runs() -> None:
-    source = """
-        import os, time
+    class Handler:
+        def __init__(self, config):
+            pass
 
-        class Handler:
-            def __init__(self, config):
-                pass
+        @cortex.route("POST", "/gated")
+        def gated(self, payload):
+            yield "0\\n"
+            while not os.path.exists(payload["gate"]):
+                time.sleep(0.01)
+            yield "1\\n"
+            yield "2\\n"
 
-            def handle_post(self, payload):
-                yield "0\\n"
-                while not os.path.exists(payload["gate"]):
-                    time.sleep(0.01)
-                yield "1\\n"
-                yield "2\\n"
-    """
-    with running_replica(source) as replica:
+        @cortex.route("POST", "/numbers")
+        async def numbers(self, payload):
+            for number in range(payload["n"]):
+                yield {"number": number}
+                await asyncio.sleep(0)
+
+        @cortex.route("GET", "/texts")
+        def texts(self) -> Iterator[str]:
+            yield from ()
+
+        @cortex.route("GET", "/objects")
+        async def objects(self) -> AsyncIterator[dict]:
+            for number in ():
+                yield {"number": number}
+
+        @cortex.route("GET", "/unknown")
+        def unknown(self):
+            yield from ()
+
+        @cortex.route("POST", "/raises")
+        def raises(self, payload):
+            for number in range(payload["n"]):
+                yield "x"
+            raise ValueError("enough")
+
+        @cortex.route("POST", "/large")
+        def large(self, payload):
+            return bytes(payload["n"])
+
+        @cortex.route("GET", "/teapot")
+        def teapot(self):
+            return JSONResponse({"teapot": True}, status_code=418, headers={"x-extra": "1"})
+
+        @cortex.route("POST", "/status")
+        def status(self, payload):
+            return StreamingResponse(iter(["a", "b"]), payload["status"], {"etag": "x"}, "text/event-stream")
+
+        @cortex.route("POST", "/blocks")
+        def blocks(self, payload):
+            for _ in range(payload["n"]):
+                yield b"x" * 100_000
+            print("generator done", flush=True)
+"""
+HEADERS = {"content-type": "application/json", "x-cortex-endpoint": "/t"}
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[Replica]:
+    with running_replica(SOURCE) as replica:
         replica.wait_ready()
-        connection = replica.connection()
-        gate = Path(replica.spec.run_dir) / "gate"
-        connection.request("POST", "/", json.dumps({"gate": str(gate)}), {"content-type": "application/json"})
+        yield replica
+
+
+def ask(replica: Replica, path: str, payload: object = None) -> Answer:
+    method = "GET" if payload is None else "POST"
+    return replica.request(payload, method=method, path=f"/t{path}", headers=HEADERS)
+
+
+def test_a_generator_is_streamed_while_it_runs(replica: Replica) -> None:
+    connection = replica.connection()
+    gate = Path(replica.spec.run_dir) / "gate"
+    connection.request("POST", "/t/gated", json.dumps({"gate": str(gate)}), HEADERS)
+    response = connection.getresponse()
+    assert response.readline() == b"0\n"
+    gate.touch()
+    assert response.read() == b"1\n2\n"
+    assert response.getheader("transfer-encoding") == "chunked"
+    connection.close()
+
+
+def test_an_async_generator_streams_json_lines(replica: Replica) -> None:
+    answer = ask(replica, "/numbers", {"n": 3})
+    assert [json.loads(line) for line in answer.body.splitlines()] == [{"number": n} for n in range(3)]
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert ask(replica, "/numbers", {"n": 0}).body == b""
+
+
+def test_a_stream_without_items_has_the_content_type_of_its_annotation(replica: Replica) -> None:
+    for path, expected in (
+        ("/texts", "text/plain; charset=utf-8"),
+        ("/objects", "application/x-ndjson"),
+        ("/unknown", None),
+    ):
+        assert ask(replica, path).headers.get("content-type") == expected
+
+
+def test_a_generator_that_raises_is_an_error_at_first_and_truncates_the_response_later(replica: Replica) -> None:
+    answer = ask(replica, "/raises", {"n": 0})
+    assert answer.status == 500
+    assert "ValueError" in answer.json["error"]
+    with socket.socket(socket.AF_UNIX) as sock:
+        send(replica, sock, b'{"n": 2}', "/raises")
+        received = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert received.count(b"1\r\nx\r\n") == 2
+    assert not received.endswith(b"0\r\n\r\n")
+    wait_until(lambda: replica.log().count("ValueError: enough") == 2)
+
+
+def test_large_responses_are_complete(replica: Replica) -> None:
+    for size in (0, 70_000, 20_000_000):
+        assert len(ask(replica, "/large", {"n": size}).body) == size
+
+
+def test_starlette_responses_are_sent_unchanged(replica: Replica) -> None:
+    answer = ask(replica, "/teapot")
+    assert (answer.status, answer.json, answer.headers["x-extra"]) == (418, {"teapot": True}, "1")
+    stream = ask(replica, "/status", {"status": 206})
+    assert (stream.status, stream.body) == (206, b"ab")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_stream_whose_status_has_no_body_is_its_head_alone(replica: Replica, status: int) -> None:
+    connection = replica.connection()
+    for path, payload, expected in (("/status", {"status": status}, (status, b"")), ("/large", {"n": 1}, (200, b"\0"))):
+        connection.request("POST", f"/t{path}", json.dumps(payload), HEADERS)
         response = connection.getresponse()
-        assert response.readline() == b"0\n"
-        gate.touch()
-        assert response.read() == b"1\n2\n"
-        assert response.getheader("transfer-encoding") == "chunked"
-        connection.close()
+        assert (response.status, response.read()) == expected
+        assert response.headers["transfer-encoding"] is None
+    connection.close()
+
+
+def test_a_slow_reader_does_not_stop_a_generator(replica: Replica) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        send(replica, sock, b'{"n": 50}', "/blocks")
+        wait_until(lambda: "generator done" in replica.log())
+        assert ask(replica, "/blocks", {"n": 1}).status == 200
+
+
+def send(replica: Replica, sock: socket.socket, body: bytes, route: str = "") -> None:
+    """Send a request over a connection from which nothing is read."""
+    sock.connect(replica.spec.sockets[0])
+    head = f"POST /t{route} HTTP/1.1\r\nx-cortex-endpoint: /t\r\n" if route else "POST / HTTP/1.1\r\n"
+    sock.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
 
 
 def test_the_first_chunk_is_sent_before_a_generator_that_keeps_the_gil_continues() -> None:
@@ -75,163 +201,6 @@ def test_the_first_chunk_is_sent_before_a_generator_that_keeps_the_gil_continues
         gate.touch()
         assert response.readline() == b"True\n"
         connection.close()
-
-
-def test_an_async_generator_streams_json_lines() -> None:
-    source = """
-        import asyncio
-
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            async def handle_post(self, payload):
-                for number in range(payload["n"]):
-                    yield {"number": number}
-                    await asyncio.sleep(0)
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        answer = replica.request({"n": 3})
-        assert [json.loads(line) for line in answer.body.splitlines()] == [{"number": n} for n in range(3)]
-        assert answer.headers["content-type"] == "application/x-ndjson"
-        assert replica.request({"n": 0}).body == b""
-
-
-def test_a_stream_without_items_has_the_content_type_of_its_annotation() -> None:
-    source = """
-        from collections.abc import AsyncIterator, Iterator
-
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_get(self) -> Iterator[str]:
-                yield from ()
-
-            async def handle_post(self) -> AsyncIterator[dict]:
-                for number in ():
-                    yield {"number": number}
-
-            def handle_put(self):
-                yield from ()
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        found = [replica.request({}, method=verb).headers.get("content-type") for verb in ("GET", "POST", "PUT")]
-        assert found == ["text/plain; charset=utf-8", "application/x-ndjson", None]
-
-
-def test_a_generator_that_raises_is_an_error_at_first_and_truncates_the_response_later() -> None:
-    source = """
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self, payload):
-                for number in range(payload["n"]):
-                    yield "x"
-                raise ValueError("enough")
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        answer = replica.request({"n": 0})
-        assert answer.status == 500
-        assert "ValueError" in answer.json["error"]
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(replica.spec.sockets[0])
-            body = b'{"n": 2}'
-            head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-            sock.sendall(head + body)
-            received = b"".join(iter(lambda: sock.recv(4096), b""))
-        assert received.count(b"1\r\nx\r\n") == 2
-        assert not received.endswith(b"0\r\n\r\n")
-        wait_until(lambda: replica.log().count("ValueError: enough") == 2)
-
-
-def test_large_responses_are_complete() -> None:
-    source = """
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self, payload):
-                return bytes(payload["n"])
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        for size in (0, 70_000, 20_000_000):
-            assert len(replica.request({"n": size}).body) == size
-
-
-def test_starlette_responses_are_sent_unchanged() -> None:
-    source = """
-        from starlette.responses import JSONResponse, StreamingResponse
-
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self, payload):
-                if payload:
-                    return StreamingResponse(iter(["a", "b"]), status_code=206, media_type="text/event-stream")
-                return JSONResponse({"teapot": True}, status_code=418, headers={"x-extra": "1"})
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        answer = replica.request({})
-        assert (answer.status, answer.json, answer.headers["x-extra"]) == (418, {"teapot": True}, "1")
-        stream = replica.request({"stream": True})
-        assert (stream.status, stream.body) == (206, b"ab")
-        assert stream.headers["content-type"].startswith("text/event-stream")
-
-
-@pytest.mark.parametrize("status", [204, 304])
-def test_a_stream_whose_status_has_no_body_is_its_head_alone(status: int) -> None:
-    source = f"""
-        from starlette.responses import StreamingResponse
-
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self, payload):
-                return StreamingResponse(iter(["a", "b"]), {status}, {{"etag": "x"}}) if payload else "next"
-    """
-    with running_replica(source) as replica:
-        replica.wait_ready()
-        connection = replica.connection()
-        for payload, expected in (("1", (status, b"")), ("0", (200, b"next"))):
-            connection.request("POST", "/", payload, {"content-type": "application/json"})
-            response = connection.getresponse()
-            assert (response.status, response.read()) == expected
-            assert response.headers["transfer-encoding"] is None
-        connection.close()
-
-
-def send(replica: Replica, sock: socket.socket, body: bytes) -> None:
-    """Send a request over a connection from which nothing is read."""
-    sock.connect(replica.spec.sockets[0])
-    head = b"POST / HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    sock.sendall(head + body)
-
-
-def test_a_slow_reader_does_not_stop_a_generator() -> None:
-    source = """
-        class Handler:
-            def __init__(self, config):
-                pass
-
-            def handle_post(self, payload):
-                for _ in range(payload["n"]):
-                    yield b"x" * 100_000
-                print("generator done", flush=True)
-    """
-    with running_replica(source) as replica, socket.socket(socket.AF_UNIX) as sock:
-        replica.wait_ready()
-        send(replica, sock, b'{"n": 50}')
-        wait_until(lambda: "generator done" in replica.log())
-        assert replica.request({"n": 1}).status == 200
 
 
 @pytest.mark.parametrize("function", ["def", "async def"])
