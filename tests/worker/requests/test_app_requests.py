@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from harness.replicas.replicas import new_request_id, running_replica
+from harness.replicas.replicas import Replica, new_request_id, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.processes
@@ -40,27 +41,32 @@ def test_each_http_method_calls_its_handler_and_others_get_405() -> None:
         assert set(info.json["methods"]) == {"GET", "PUT"}
 
 
-def test_get_on_an_older_api_explains_how_to_call_it() -> None:
-    with running_replica("def predict(sample, metadata):\n    return sample\n", interface="functions") as replica:
-        replica.wait_ready()
-        assert "sending a post request" in replica.request(method="GET").json["message"]
-        assert replica.request("setosa").body == b'"setosa"'
-
-
-def test_an_older_api_logs_sample_and_prediction_on_demand() -> None:
-    source = "def predict(sample, metadata):\n    return [sample['id']] * 1000 if sample['id'] else 1 / 0\n"
+@pytest.fixture(scope="module")
+def older() -> Iterator[Replica]:
+    source = """
+        def predict(sample, metadata):
+            return [sample["id"]] * 1000 if sample["id"] else 1 / 0
+    """
     with running_replica(source, interface="functions") as replica:
         replica.wait_ready()
-        assert replica.request({"id": 1}, path="/api?nodebug=true").status == 200
-        assert replica.request({"id": 2, "text": "x" * 9999}, path="/api?a=b&debug=true").status == 200
-        assert replica.request({"id": 0}, path="/api?debug=True").status == 500
-        wait_until(lambda: "ZeroDivisionError" in replica.log(), message="the log has the failed request")
-        log = replica.log()
-        assert "sample: {'id': 1" not in log
-        assert "sample: {'id': 2, 'text': 'xxx" in log
-        assert "prediction: [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, ...]" in log
-        assert "sample: {'id': 0}" in log
-        assert max(map(len, log.splitlines())) < 700
+        yield replica
+
+
+def test_get_on_an_older_api_explains_how_to_call_it(older: Replica) -> None:
+    assert "sending a post request" in older.request(method="GET").json["message"]
+
+
+def test_an_older_api_logs_sample_and_prediction_on_demand(older: Replica) -> None:
+    assert older.request({"id": 1}, path="/api?nodebug=true").json == [1] * 1000
+    assert older.request({"id": 2, "text": "x" * 9999}, path="/api?a=b&debug=true").status == 200
+    assert older.request({"id": 0}, path="/api?debug=True").status == 500
+    wait_until(lambda: "ZeroDivisionError" in older.log(), message="the log has the failed request")
+    log = older.log()
+    assert "sample: {'id': 1" not in log
+    assert "sample: {'id': 2, 'text': 'xxx" in log
+    assert "prediction: [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, ...]" in log
+    assert "sample: {'id': 0}" in log
+    assert max(map(len, log.splitlines())) < 700
 
 
 def test_async_calls_run_concurrently_and_time_out_separately() -> None:
@@ -191,21 +197,19 @@ def test_user_code_runs_on_one_thread() -> None:
             assert {replica.request({"s": pause}).body for _ in range(times)} == {b"true"}
 
 
-def test_rejects_malformed_http_and_serves_the_next_connection() -> None:
-    with running_replica("def predict(sample, metadata):\n    return 1\n", interface="functions") as replica:
-        replica.wait_ready()
-        for junk in (
-            b"\x00\x01\r\n\r\n",
-            b"POST / HTTP/9.9\r\n\r\n",
-            b"GET\r\n\r\n",
-            b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
-        ):
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(PATIENCE_S)
-                sock.connect(replica.spec.sockets[0])
-                sock.sendall(junk)
-                assert sock.recv(4096).startswith(b"HTTP/1.1 400")
-        assert replica.request({}).body == b"1"
+def test_rejects_malformed_http_and_serves_the_next_connection(older: Replica) -> None:
+    for junk in (
+        b"\x00\x01\r\n\r\n",
+        b"POST / HTTP/9.9\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(older.spec.sockets[0])
+            sock.sendall(junk)
+            assert sock.recv(4096).startswith(b"HTTP/1.1 400")
+    assert older.request({"id": 1}).status == 200
 
 
 def test_slots_are_never_exceeded() -> None:
