@@ -23,7 +23,7 @@ import psutil
 from benchmarks.tools.endpoint import free_ports
 from cortex.cluster.credentials import ClusterCredentials, node_identity
 from cortex.cluster.engine import ClusterEngine
-from cortex.cluster.known_nodes import nodes_in_file
+from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.placement import NodeAddress, Placement, Resources
 from cortex.cluster.transport import PeerConnection, listen
 from cortex.config.schema import Api
@@ -34,7 +34,9 @@ from cortex.home import Home
 from cortex.lifecycle import ProcessState
 from cortex.operator.replicas.plan import Preparation, Replica, Stage, plan
 from cortex.operator.replicas.routing import routes_of
+from cortex.state.database import open_state
 from cortex.state.queries.apis import ApiRecord, Revision
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.telemetry import Logger
 from cortex.worker.spec import ReplicaSpec, ReplicaStatus
 
@@ -152,7 +154,7 @@ async def measure(count: int, folder: Path) -> list[str]:
         home,
         NoPlacer(found),
         CREDENTIALS,
-        nodes_in_file(folder / "nodes"),
+        KnownNodes(KeyValueStore(open_state(folder / "state.db"))),
         Logger("limits"),
     )
     engine._mirror.refresh = _nothing  # type: ignore[method-assign] - scripted nodes count nothing

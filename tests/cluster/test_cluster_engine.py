@@ -18,12 +18,14 @@ import pytest
 
 from cortex.cluster.credentials import ClusterCredentials, derive_key
 from cortex.cluster.engine import ClusterEngine
-from cortex.cluster.known_nodes import nodes_in_file
+from cortex.cluster.known_nodes import KnownNodes
 from cortex.config.schema import Api
 from cortex.engine.environment import Prepared
 from cortex.home import Home
 from cortex.operator.revisions.replica_specs import replica_spec
 from cortex.projects.project import ProjectFiles, content_hash
+from cortex.state.database import open_state
+from cortex.state.queries.key_values import KeyValueStore
 from cortex.state.revision import Revision
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.metrics import read_folder
@@ -95,12 +97,14 @@ async def cluster(home: Home, nodes: list[LocalNode], cores: float = 4.0) -> Asy
     ended: list[str] = []
     placer = StaticPlacer([node.address for node in nodes], cores)
     access = ClusterCredentials(SECRET, "127.0.0.1", 0)
-    engine = ClusterEngine(home, placer, access, nodes_in_file(home.run_dir / "nodes.json"), Logger("test"))
+    database = open_state(home.database_file)
+    engine = ClusterEngine(home, placer, access, KnownNodes(KeyValueStore(database)), Logger("test"))
     await engine.startup(lambda: None, lambda folder: ended.append(folder.name))
     try:
         yield Cluster(home, nodes, placer, engine, ended)
     finally:
         await engine.shutdown()
+        database.dispose()
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:

@@ -1,10 +1,13 @@
-"""Known nodes in a file, and in a shared database."""
+"""Known nodes in the database."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from cluster.test_cluster_engine import cluster, ready, run
 from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
-from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file
+from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.placement import NodeAddress
 from cortex.home import Home
 from cortex.state.database import open_state
@@ -40,25 +43,28 @@ def nodes() -> Iterator[list[LocalNode]]:
 
 
 def test_the_next_operator_loads_the_nodes(facts: KeyValueStore, tmp_path: Path) -> None:
-    for open_nodes in (lambda: nodes_in_database(facts), lambda: nodes_in_file(tmp_path / "nodes.json")):
-        known = open_nodes()
-        for address in (ONE, TWO, MOVED):
-            known.add(address)
-        known.save()
-        assert open_nodes().all() == [TWO, MOVED]
-        known.remove(TWO.host)
-        known.save()
-        assert open_nodes().all() == [MOVED]
+    former = tmp_path / "nodes.json"
+    former.write_text(json.dumps([asdict(ONE)]))
+    assert KnownNodes(facts, former).all() == [ONE]
+    known = KnownNodes(facts)
+    assert known.all() == []
+    for address in (ONE, TWO, MOVED):
+        known.add(address)
+    known.save()
+    assert KnownNodes(facts, former).all() == [TWO, MOVED]
+    known.remove(TWO.host)
+    known.save()
+    assert KnownNodes(facts, former).all() == [MOVED]
 
 
-def test_a_failed_write_is_retried(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "nodes.json"
-    known = nodes_in_file(path)
+def test_a_failed_write_is_retried(facts: KeyValueStore) -> None:
+    known = KnownNodes(facts)
     known.add(ONE)
-    known.save()
-    path.parent.mkdir()
-    known.save()
-    assert nodes_in_file(path).all() == [ONE]
+    for is_read_only, found in ((1, []), (0, [ONE])):
+        with closing(facts._engine.raw_connection()) as connection:  # the pool has one
+            connection.cursor().execute(f"PRAGMA query_only = {is_read_only}")
+        known.save()
+        assert KnownNodes(facts).all() == found
 
 
 class HangingPlacer(StaticPlacer):
@@ -73,7 +79,7 @@ def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
     home: Home, nodes: list[LocalNode], facts: KeyValueStore
 ) -> None:
     async def test(other: Home) -> None:
-        known = nodes_in_database(facts)
+        known = KnownNodes(facts)
         async with cluster(home, nodes) as made:
             known.add(nodes[0].address)
             known.save()
@@ -81,7 +87,7 @@ def test_an_operator_on_another_machine_adopts_replicas_while_ray_is_away(
             before = await ready(made, spec)
         placer = HangingPlacer([], is_available=False)
         engine = ClusterEngine(
-            other, placer, ClusterCredentials(SECRET, "127.0.0.1", 0, 2), nodes_in_database(facts), Logger("test")
+            other, placer, ClusterCredentials(SECRET, "127.0.0.1", 0, 2), KnownNodes(facts), Logger("test")
         )
         async with asyncio.timeout(60):
             await engine.startup(lambda: None, lambda spec: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,15 +17,18 @@ _FACT = "nodes"
 
 
 class KnownNodes:
-    """A set of node addresses, loaded once and written as a whole.
+    """A set of node addresses, loaded from the database once and written as a whole.
 
-    `write` may raise OSError or CortexError; the next `save` tries again.
+    `former` is the file in which version 0.1.0 kept them without PostgreSQL.
     """
 
-    def __init__(self, text: str, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._is_changed = False
-        self._nodes = {address.host: address for address in _parse(text)}
+    def __init__(self, facts: KeyValueStore, former: Path | None = None) -> None:
+        self._facts = facts
+        text = facts.get(_FACT)
+        self._is_changed = text is None
+        if text is None and former is not None and former.exists():
+            text = former.read_text()
+        self._nodes = {address.host: address for address in _parse(text or "[]")}
 
     def all(self) -> Sequence[NodeAddress]:
         """Return all nodes."""
@@ -45,35 +48,19 @@ class KnownNodes:
             self._is_changed = True
 
     def save(self) -> None:
-        """Write the nodes if they changed. Blocks: call it in a thread."""
+        """Write the nodes if they changed; the next call tries again if it fails. Blocks: call it in a thread."""
         if not self._is_changed:
             return
         self._is_changed = False
         newest = self.all()[-_MAX_NODES:]
         try:
-            self._write(json.dumps([asdict(node) for node in newest]))
+            self._facts.put(_FACT, json.dumps([asdict(node) for node in newest]))
         except (OSError, CortexError):  # a full disk, or a database that is away
             self._is_changed = True
 
 
-def nodes_in_file(path: Path) -> KnownNodes:
-    """Return the nodes of a file in the home of a single operator."""
-
-    def write(text: str) -> None:
-        part = path.with_suffix(".part")
-        part.write_text(text)
-        part.rename(path)
-
-    return KnownNodes(path.read_text() if path.exists() else "", write)
-
-
-def nodes_in_database(facts: KeyValueStore) -> KnownNodes:
-    """Return the nodes of the database that several operators share."""
-    return KnownNodes(facts.get(_FACT) or "", lambda text: facts.put(_FACT, text))
-
-
 def _parse(text: str) -> list[NodeAddress]:
     try:
-        return [NodeAddress(**node) for node in json.loads(text or "[]")]
+        return [NodeAddress(**node) for node in json.loads(text)]
     except (ValueError, TypeError):
         return []

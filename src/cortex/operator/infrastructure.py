@@ -71,7 +71,7 @@ def create_infrastructure(context: OperatorContext, certificate: str) -> Infrast
     from cortex.cluster.credentials import ClusterCredentials  # noqa: PLC0415
     from cortex.cluster.engine import ClusterEngine  # noqa: PLC0415
     from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings  # noqa: PLC0415
-    from cortex.cluster.known_nodes import nodes_in_database, nodes_in_file  # noqa: PLC0415
+    from cortex.cluster.known_nodes import KnownNodes  # noqa: PLC0415
     from cortex.cluster.node.start import NodeStart  # noqa: PLC0415
     from cortex.cluster.ray_placer import RayPlacer  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def create_infrastructure(context: OperatorContext, certificate: str) -> Infrast
     credentials = ClusterCredentials(secret, own_address(installation), installation.node_port, context.epoch or 1)
     start = NodeStart(cluster_id, credentials.for_nodes, __version__)
     placer = RayPlacer(address, start, os.environ, home.logs_dir / "ray.log", logger)
-    nodes = nodes_in_database(facts) if installation.database else nodes_in_file(home.run_dir / "nodes.json")
+    nodes = KnownNodes(facts, home.run_dir / "nodes.json")
     cluster_engine = ClusterEngine(home, placer, credentials, nodes, logger)
     settings = GatewayFleetSettings(
         installation.gateways, listening.host, listening.port, listening.certificate, credentials.host

@@ -11,7 +11,7 @@ from typing import Any
 from cortex.cluster.credentials import ClusterCredentials
 from cortex.cluster.engine import ClusterEngine
 from cortex.cluster.gateways import GatewayFleet, GatewayFleetSettings
-from cortex.cluster.known_nodes import nodes_in_database
+from cortex.cluster.known_nodes import KnownNodes
 from cortex.gateway.config import GatewaySettings
 from cortex.gateway.haproxy import HaproxyGateway
 from cortex.gateway.routes import Server
@@ -73,7 +73,7 @@ class Site:
         home, host = home or self.home, at.host if at else "127.0.0.1"
         placer = StaticPlacer([node.address for node in self.nodes], is_available=is_available)
         access = ClusterCredentials(SECRET, host, 0, epoch)
-        engine = ClusterEngine(home, placer, access, nodes_in_database(self.facts), Logger("test"))
+        engine = ClusterEngine(home, placer, access, KnownNodes(self.facts), Logger("test"))
         own = HaproxyGateway(home, GatewaySettings(host, self.port))
         settings = GatewayFleetSettings(where, host, self.port, operator_host=host)
         fleet = GatewayFleet(
