@@ -146,6 +146,15 @@ class OperatorIdentity:
             return psutil.Process(self.pid).cmdline() if self.is_running() else []
         return []
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """Environment variables with which the process was started; empty if it has ended."""
+        import psutil  # noqa: PLC0415 - as above
+
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.pid).environ() if self.is_running() else {}
+        return {}
+
     def is_running(self) -> bool:
         """Return whether this process is alive; another process with the same id does not count."""
         return self.process.is_alive()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
 
-from cortex.client.local_operator import ListenOptions, start
+from cortex.client.local_operator import ListenOptions, start, successor_environ
 from cortex.errors import OperatorUnavailableError
 from cortex.home import Home
 from cortex.installation import last_operator, read_operator
@@ -76,3 +78,12 @@ def test_a_failed_start_names_the_log_or_a_full_disk(home: Home, monkeypatch: py
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
     with pytest.raises(OperatorUnavailableError, match=rf"the disk of CORTEX_HOME={home.path} is full"):
         start(home, Failing())
+
+
+def test_a_successor_gets_the_environment_of_the_old_operator_with_the_own_python() -> None:
+    bin_folder = Path(sys.executable).parent
+    old = {"PATH": "/old/bin:/usr/bin", "VIRTUAL_ENV": "/old", "AWS_PROFILE": "shop"}
+    expected = {"PATH": f"{bin_folder}:/usr/bin", "VIRTUAL_ENV": sys.prefix, "AWS_PROFILE": "shop"}
+    assert successor_environ(old, "/old/bin/python") == expected
+    assert successor_environ({"PATH": "/usr/bin"}, "/old/bin/python") == {"PATH": "/usr/bin"}
+    assert successor_environ({}, "/old/bin/python") == {}

@@ -161,7 +161,7 @@ def test_an_operator_that_was_started_by_another_version_is_reported(cortex: Ins
     assert "warning" not in cortex.cortex("up").stderr
     file = cortex.home / "run" / "operator.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "version": "0.0.1"}))
-    assert "warning: it runs version 0.0.1, but " in cortex.cortex("up").stderr
+    assert "warning: it runs version 0.0.1, and " in cortex.cortex("up").stderr
 
 
 @pytest.mark.long

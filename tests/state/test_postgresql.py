@@ -19,6 +19,7 @@ from cortex.state.database import (
     MIGRATIONS,
     STATE_SCHEMA,
     check_address,
+    check_version,
     open_jobs,
     open_postgresql,
     open_state,
@@ -50,11 +51,14 @@ def test_operators_that_start_concurrently_create_each_table_once(postgresql_url
 
 
 def test_rejects_a_database_of_a_newer_version(postgresql_url: str, engines: list[Engine]) -> None:
+    check_version(postgresql_url)
     engines.append(open_state(postgresql_url))
+    check_version(postgresql_url)
     with engines[0].begin() as connection:
         connection.execute(update(schema_version).values(version=len(MIGRATIONS) + 1))
-    with pytest.raises(DatabaseVersionError, match="newer version; upgrade cortex"):
-        open_state(postgresql_url)
+    for open_ in (open_state, check_version):
+        with pytest.raises(DatabaseVersionError, match="newer version; upgrade cortex"):
+            open_(postgresql_url)
 
 
 def test_a_failed_migration_is_rolled_back(postgresql_url: str, engines: list[Engine]) -> None:

@@ -48,6 +48,7 @@ _PACKAGES = {
     "installation": {
         "up": "start the operator and the gateway of this machine",
         "down": "stop the operator, the gateway and all replicas of this machine",
+        "upgrade": "let the version of this command take over the installation, while it serves",
         "dashboard": "open the dashboard of an operator in a browser",
         "status": "show the running processes of this machine",
         "keys": "create, list and revoke API keys",

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -36,6 +37,8 @@ _PAUSE_S = 0.005
 _LOG_TAIL_LINES = 20
 #: An operator needs more free space to write its databases and its log.
 _MIN_FREE_BYTES = 1024 * 1024
+#: Option of the operator: do nothing before a line arrives on standard input.
+_WAIT = "--wait-for-input"
 #: Prefix of the last line that an operator logs after an error of its user.
 _ERROR = "error: "
 
@@ -138,7 +141,7 @@ def start(
             options.check(running)
             return running, False
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
-        process = spawn(home, [*options.command(home), "--wait-for-input"], input_=subprocess.PIPE)
+        process = spawn(home, [*options.command(home), _WAIT], input_=subprocess.PIPE)
         try:
             check()
         except BaseException:
@@ -156,6 +159,62 @@ def start(
                 raise
             options.check(other)
             return other, False
+
+
+def replace_operator(
+    home: Home, old: OperatorIdentity, hand_over: Callable[[], None], undo: Callable[[], None]
+) -> OperatorIdentity:
+    """Start an operator of this version in place of `old`, with its options and environment variables.
+
+    `hand_over` must stop the old one; the process of the new one has its modules by then, and waits. If that or the
+    start fails, the old version is started again, after `undo` unless the new operator was up for a moment.
+
+    Raises: OperatorUnavailableError, with the reason and what runs now.
+    """
+    command, environ = [word for word in old.command if word != _WAIT], old.environ
+    ours, theirs = socket.socketpair()
+    with hold_lock(_start_lock_file(home), timeout_s=math.inf), ours:
+        offset = log_file(home).stat().st_size if log_file(home).exists() else 0
+        new = [*ListenOptions().command(home), _WAIT]
+        with theirs:
+            process = spawn(home, new, theirs.fileno(), environ=successor_environ(environ, command[0]))
+        try:
+            ours.settimeout(_START_TIMEOUT_S)
+            if ours.recv(1):  # otherwise it has ended, and `_wait_until_started` reports why
+                hand_over()
+                ours.sendall(b"\n")
+            return _wait_until_started(home, process, offset)
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if old.is_running():
+                raise
+            last = last_operator(home)
+            if last is None or last.pid != process.pid:
+                undo()
+            offset = log_file(home).stat().st_size
+            again = spawn(home, command, environ=environ)
+            try:
+                _wait_until_started(home, again, offset)
+            except OperatorUnavailableError as failure:
+                raise OperatorUnavailableError(
+                    f"{error}\nversion {old.version} does not start again either: {failure}\nthe gateway and the "
+                    "replicas continue to serve; correct the cause, and run `cortex up`"
+                ) from error
+            if not isinstance(error, Exception):
+                raise
+            raise OperatorUnavailableError(f"{error}\nversion {old.version} runs again") from error
+
+
+def successor_environ(environ: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return the environment variables for an operator of this Python environment instead of that of `python`."""
+    made = dict(environ)
+    folders = {str(Path(python).parent): str(Path(sys.executable).parent)}
+    if "PATH" in made:
+        made["PATH"] = os.pathsep.join(folders.get(each, each) for each in made["PATH"].split(os.pathsep))
+    if "VIRTUAL_ENV" in made:
+        made["VIRTUAL_ENV"] = sys.prefix
+    return made
 
 
 def _start_lock_file(home: Home) -> Path:
@@ -190,10 +249,14 @@ def foreground_command(home: Home, options: ListenOptions) -> list[str]:
 
 
 def spawn(
-    home: Home, command: Sequence[str], input_: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+    home: Home,
+    command: Sequence[str],
+    input_: int = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start an operator as a detached process that writes to its log file. Raises: OSError."""
-    environ = {**os.environ, "CORTEX_HOME": str(home.path)}
+    environ = {**(environ or os.environ), "CORTEX_HOME": str(home.path)}
     with open(log_file(home), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:  # noqa: PTH123
         return start_detached(command, output=log, input_=input_, cwd=home.path, env=environ, pass_fds=pass_fds)
 

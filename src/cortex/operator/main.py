@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -55,11 +56,14 @@ def main() -> None:
 def _may_start() -> bool:
     """With `--wait-for-input`, wait for a byte from the command that started this process; False if it ends instead.
 
-    `cortex deploy` checks the project meanwhile. A restart must not wait again, so the option is removed.
+    `cortex deploy` checks the project meanwhile. `cortex upgrade`, whose input is a socket, gets a byte once all
+    modules are imported. A restart must not wait again, so the option is removed.
     """
     if _WAIT not in sys.argv:
         return True
     sys.argv.remove(_WAIT)
+    with contextlib.suppress(OSError):  # a pipe
+        os.write(sys.stdin.fileno(), b"\n")
     return sys.stdin.read(1) != ""
 
 

@@ -61,6 +61,21 @@ def check_address(url: str) -> None:
     postgresql.check_database(url, (STATE_SCHEMA, JOBS_SCHEMA))
 
 
+def check_version(url: str) -> None:
+    """Check that no newer version has used the PostgreSQL database at a URL.
+
+    Raises: DatabaseVersionError, DatabaseAddressError.
+    """
+    for schema, migrations in ((STATE_SCHEMA, MIGRATIONS), (JOBS_SCHEMA, JOB_MIGRATIONS)):
+        engine = postgresql.postgresql_engine(url, schema)
+        try:
+            with reading(engine).begin() as connection:
+                if inspect(connection).has_table(schema_version.name):
+                    _known_version(connection, migrations)
+        finally:
+            engine.dispose()
+
+
 def shown(where: Where) -> str:
     """Return a location without passwords, for messages."""
     return str(where) if isinstance(where, Path) else postgresql.shown(where)
@@ -121,16 +136,22 @@ def migrate(engine: Engine, migrations: Sequence[Migration] = MIGRATIONS, name: 
         if not inspect(connection).has_table(schema_version.name):
             schema_version.create(connection, checkfirst=False)
             connection.execute(insert(schema_version).values(version=0))
-        version = connection.execute(select(schema_version.c.version)).scalar_one()
-        if version > len(migrations):
-            raise DatabaseVersionError(
-                f"the database has schema {version}, this cortex knows up to {len(migrations)}: "
-                "it was used by a newer version; upgrade cortex, or choose another CORTEX_HOME"
-            )
+        version = _known_version(connection, migrations)
         if version < len(migrations):
             for apply in migrations[version:]:
                 apply(connection)
             connection.execute(update(schema_version).values(version=len(migrations)))
+
+
+def _known_version(connection: Connection, migrations: Sequence[Migration]) -> int:
+    """Return the number of migrations that the database has. Raises: DatabaseVersionError if it has more."""
+    version: int = connection.execute(select(schema_version.c.version)).scalar_one()
+    if version > len(migrations):
+        raise DatabaseVersionError(
+            f"the database has schema {version}, this cortex knows up to {len(migrations)}: "
+            "it was used by a newer version; upgrade cortex, or choose another CORTEX_HOME"
+        )
+    return version
 
 
 def _lock_schema(connection: Connection, name: str) -> None:

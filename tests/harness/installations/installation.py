@@ -57,6 +57,7 @@ class Installation:
     prefix: tuple[str, ...] = ()  #: in front of each command: runs it on another machine
     environment: str = LOCAL  #: with which the Python client reaches the operator from this machine
     flags: tuple[str, ...] = ()  #: of `cortex up`
+    program: tuple[str, ...] = tuple(CORTEX)  #: the command line; another one is that of another version
 
     @property
     def environ(self) -> dict[str, str]:
@@ -67,7 +68,7 @@ class Installation:
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line."""
         done = subprocess.run(
-            [*self.prefix, *CORTEX, *map(str, arguments)],
+            [*self.prefix, *self.program, *map(str, arguments)],
             env=self.environ,
             capture_output=True,
             text=True,

@@ -170,8 +170,8 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     )
     if operator.version != __version__:
         session.console.note(
-            f"warning: it runs version {operator.version}, but {__version__} is installed now; run `cortex down`, then "
-            "`cortex up`: it loads parts of its code later, which may not be there any more"
+            f"warning: it runs version {operator.version}, and this command is of {__version__}; `cortex upgrade` "
+            "replaces it while it serves"
         )
     session.console.line(f"  operator: {operator.url}")
     session.console.line(f"  gateway:  {operator.gateway_url}")
