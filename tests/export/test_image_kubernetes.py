@@ -12,7 +12,7 @@ from cortex.export.kubernetes import manifest
 from harness.exported_projects import planned, realtime
 
 ASYNC = realtime("queue").replace("RealtimeAPI", "AsyncAPI")
-GPU = realtime("gpu", rest="  compute: {cpu: 1, mem: 2Gi, gpu: 1}\n")
+GPU = realtime("gpu", rest="  compute: {cpu: 1, mem: 2Gi, gpu: 1}\n  autoscaling: {max_replicas: 2}\n")
 PROJECTS = {
     "stateless": {"cortex.yaml": realtime()},
     "stateful": {"cortex.yaml": realtime() + ASYNC, ".env": "A=1\n"},
@@ -91,7 +91,7 @@ def test_gpus_are_requested_and_limited(tmp_path: Path) -> None:
 
     assert resources == {
         "requests": {"cpu": "1500m", "memory": "2560Mi", "nvidia.com/gpu": "1"},
-        "limits": {"nvidia.com/gpu": "1"},
+        "limits": {"memory": "4608Mi", "nvidia.com/gpu": "1"},
     }
 
 

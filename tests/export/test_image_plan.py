@@ -88,6 +88,29 @@ def test_the_pod_has_room_for_the_smallest_number_of_replicas(tmp_path: Path) ->
     plan = planned(tmp_path, {"cortex.yaml": realtime("a", rest=compute) + realtime("b")})
 
     assert plan.resources == PodResources(cpu=0.5 + 2 * 0.5 + 0.2, memory_mib=512 + 2 * 1024 + 256, gpus=2)
+    assert plan.resources.memory_limit_mib is None
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "limit_mib"),
+    [
+        ("mem: 1Gi", "RealtimeAPI", 512 + 4 * 1024 + 300),
+        ("mem: 1Gi, mem_limit: 2Gi", "AsyncAPI", 512 + 4 * 2048 + 300),
+        ("cpu: 1", "RealtimeAPI", None),
+        ("mem: 1Gi", "BatchAPI", None),
+        ("mem: 1Gi", "RealtimeAPI without max_replicas", None),
+    ],
+)
+def test_the_limit_of_memory_is_that_of_the_most_replicas(
+    tmp_path: Path, first: str, kind: str, limit_mib: int | None
+) -> None:
+    scaling = "  autoscaling: {max_replicas: 4}\n" if kind in ("RealtimeAPI", "AsyncAPI") else ""
+    a = realtime("a", rest=f"  compute: {{{first}}}\n{scaling}").replace("RealtimeAPI", kind.split()[0])
+    plan = planned(
+        tmp_path, {"cortex.yaml": a + realtime("b", rest="  compute: {mem: 300Mi}\n  autoscaling: {max_replicas: 1}\n")}
+    )
+
+    assert plan.resources.memory_limit_mib == limit_mib
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ MARK = "# Written by `cortex export`, which overwrites it."
 USER_ID = 10001
 HOME = "/var/lib/cortex"
 PROJECT = "/srv/project"
-GATEWAY_PORT = 8888
+GATEWAY_PORT, OPERATOR_PORT = 8888, 8889
 #: Asks the gateway whether all APIs are ready. Images of Python have bash, but no program for HTTP.
 READINESS_CHECK = (
     "bash",
@@ -98,7 +98,7 @@ RUN --mount=type=cache,target=/root/.cache \\
 COPY project/ {PROJECT}/
 
 VOLUME {HOME}
-EXPOSE {GATEWAY_PORT}
+EXPOSE {GATEWAY_PORT} {OPERATOR_PORT}
 USER {USER_ID}:{USER_ID}
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s CMD {json.dumps(READINESS_CHECK)}
 # At SIGTERM, requests in progress finish.

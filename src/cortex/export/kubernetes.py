@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from cortex.export.dockerfile import GATEWAY_PORT, HOME, STOP_S, USER_ID
+from cortex.export.dockerfile import GATEWAY_PORT, HOME, OPERATOR_PORT, STOP_S, USER_ID
 from cortex.export.plan import ImagePlan
 
 #: Time in which services stop sending new connections to a pod that ends.
@@ -85,6 +85,7 @@ def _pod(plan: ImagePlan, tag: str) -> dict[str, Any]:
 def _container(plan: ImagePlan, tag: str) -> dict[str, Any]:
     needs = plan.resources
     gpus = {"nvidia.com/gpu": str(needs.gpus)} if needs.gpus else {}
+    limits = {**({"memory": f"{needs.memory_limit_mib}Mi"} if needs.memory_limit_mib else {}), **gpus}
     requests = {"cpu": f"{round(needs.cpu * 1000)}m", "memory": f"{needs.memory_mib}Mi"}
     environment = (
         {"envFrom": [{"secretRef": {"name": f"{plan.name}-env", "optional": True}}]} if plan.has_dotenv else {}
@@ -94,14 +95,18 @@ def _container(plan: ImagePlan, tag: str) -> dict[str, Any]:
         "name": plan.name,
         "image": tag,
         **environment,
-        "ports": [{"name": "http", "containerPort": GATEWAY_PORT}],
+        "ports": [
+            {"name": "http", "containerPort": GATEWAY_PORT},
+            # Metrics, the dashboard and commands, with a token. It is no port of the service, which others may reach.
+            {"name": "operator", "containerPort": OPERATOR_PORT},
+        ],
         # The APIs themselves, not only the gateway.
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 5},
         "startupProbe": {**live, "failureThreshold": 60},
         "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 6},
         # Before SIGTERM, so that services send no new connections to a gateway that accepts none.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_DEREGISTRATION_S)]}}},
-        "resources": {"requests": {**requests, **gpus}, **({"limits": gpus} if gpus else {})},
+        "resources": {"requests": {**requests, **gpus}, **({"limits": limits} if limits else {})},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

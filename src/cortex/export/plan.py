@@ -53,11 +53,12 @@ class ModelLayer:
 
 @dataclass(frozen=True)
 class PodResources:
-    """The resources that the replicas need, at least and at most, with everything that runs besides."""
+    """The resources that the fewest replicas need, with everything that runs besides."""
 
     cpu: float
     memory_mib: int
     gpus: int
+    memory_limit_mib: int | None = None  #: for the most replicas; None: it is not known
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,21 @@ def _resources(apis: Sequence[Api]) -> PodResources:
         cpu += count * (compute.cpu or 0)
         memory_mib += count * memory / _MIB
         gpus += count * compute.gpu
-    return PodResources(round(cpu, 3), round(memory_mib), gpus)
+    return PodResources(round(cpu, 3), round(memory_mib), gpus, _memory_limit_mib(apis))
+
+
+def _memory_limit_mib(apis: Sequence[Api]) -> int | None:
+    """Return the memory that the largest number of replicas may use; None if an API does not say it."""
+    limit_mib = _OVERHEAD_MIB
+    for api in apis:
+        if api.kind is ApiKind.SPLITTER:
+            continue
+        memory = max(api.compute.mem or 0, api.compute.mem_limit or 0)
+        is_bounded = api.kind.has_replicas and "max_replicas" in api.autoscaling.model_fields_set
+        if not memory or not is_bounded:  # a submission chooses the number of job workers
+            return None
+        limit_mib += api.autoscaling.max_replicas * -(-memory // _MIB)
+    return limit_mib
 
 
 def _keeps_state(api: Api) -> bool:
