@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 
-from harness.cluster.cluster_installation import HAPROXY, NODE_AGENT, OnRay, cluster_installation, pids
+from harness.cluster.cluster_installation import (
+    HAPROXY,
+    NODE_AGENT,
+    OPERATOR,
+    OnRay,
+    cluster_installation,
+    installed,
+    outside,
+    pids,
+)
+from harness.cluster.ray_cluster import ray_cluster
 from harness.installations.installation import write_project
+from harness.servers.postgres import Postgres
 from harness.wait import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(600)]
@@ -35,11 +46,12 @@ def gateways(on_ray: OnRay) -> dict[str, str]:
 
 
 def ask(on_ray: OnRay, host: str) -> Any:
-    """Send a request to the API through the gateway at an address, from another machine."""
+    """Send a request to the API through the gateway at an address, from another machine; return status or answer."""
     code = (
-        "import sys, urllib.request as r;"
-        "request = r.Request(sys.argv[1], b'21', {'content-type': 'application/json'});"
-        "print(r.urlopen(request, timeout=10).read().decode())"
+        "import sys, urllib.request as r, urllib.error as e\n"
+        "request = r.Request(sys.argv[1], b'21', {'content-type': 'application/json'})\n"
+        "try: print(r.urlopen(request, timeout=10).read().decode())\n"
+        "except e.HTTPError as error: print(error.code)"
     )
     url = f"http://{host}:{on_ray.cortex.gateway_port}/doubler"
     return json.loads(on_ray.cluster.nodes[1].run(["python3", "-c", code, url]))
@@ -84,6 +96,31 @@ def test_a_node_without_replicas_has_a_gateway_until_cortex_down(tmp_path: Path)
         assert pids(node, HAPROXY) == before
         cortex.down()
         wait_until(lambda: not on_ray.left(), message=f"still there: {on_ray.left()}")
+
+
+def test_a_standby_on_a_node_leads_with_the_same_gateways_while_ray_is_away(tmp_path: Path, postgres: Postgres) -> None:
+    with ray_cluster(nodes=2) as cluster, outside(cluster.network, postgres.port) as port:
+        url = postgres.new_database().replace(f"127.0.0.1:{postgres.port}", f"{cluster.network.host}:{port}")
+        with installed(cluster, url) as first, installed(cluster, url, cluster.nodes[0]) as second:
+            for each in (first.cortex, second.cortex):
+                each.down()
+                each.gateway_port = first.cortex.gateway_port
+                each.flags = (*each.flags, "--gateways", "all")
+            first.cortex.up()
+            second.cortex.up()
+            first.cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+            hosts = [first.cortex.host, *(node.host for node in cluster.nodes)]
+            wait_until(lambda: gateways(first) == dict.fromkeys(hosts, ""), 60)
+            before = [min(pids(node, HAPROXY)) for node in (cluster.head, *cluster.nodes)]
+            cluster.head.kill_ray()
+            first.kill(cluster.head, OPERATOR)
+            wait_until(lambda: second.cortex.cortex("get", check=False).returncode == 0, 60)
+            wait_until(lambda: gateways(second) == dict.fromkeys(hosts, ""), 60)
+            assert [ask(second, host) for host in hosts] == [{"twice": 42}] * 3
+            second.cortex.cortex("up")
+            second.cortex.cortex("delete", "doubler", "--force")
+            wait_until(lambda: [ask(second, host) for host in hosts] == [404] * 3)
+            assert [min(pids(node, HAPROXY)) for node in (cluster.head, *cluster.nodes)] == before
 
 
 def access(on_ray: OnRay) -> list[dict[str, Any]]:
