@@ -19,6 +19,7 @@ from cortex.jobs.spec import NewBatch
 VALUES = st.recursive(
     st.none() | st.integers(-(2**63), 2**63) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=10,
 )
 
 

@@ -242,6 +242,7 @@ def replay(chosen: ScalingPolicy, trace: list[float]) -> list[Decision]:
     samples: list[LoadSample] = []
     for index, load in enumerate(trace):
         now = NOW + 10 * index
+        samples = [sample for sample in samples if sample.at > now - chosen.window_s - 20]
         samples += [LoadSample(now - 9 + second, load) for second in range(10)]
         decision = decide(chosen, history, samples, now, current)
         history, current = history.after(decision, chosen), decision.requested
