@@ -148,7 +148,9 @@ LEAVES = st.sampled_from([
     "{handler.path}",
 ])  # fmt: skip
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER_KEYS, inner, max_size=4)
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(INNER_KEYS, inner, max_size=4),
+    max_leaves=15,
 )
 
 

@@ -178,6 +178,7 @@ ANY_JSON = st.recursive(
     lambda inner: (
         st.lists(inner) | st.dictionaries(st.sampled_from(["columns", "data", "index", "a"]) | st.text(), inner)
     ),
+    max_leaves=20,
 )
 ALL_TYPES = [
     np.ndarray,

@@ -43,7 +43,9 @@ from cortex.jobs.spec import (
 pytestmark = pytest.mark.processes
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
-json_values = st.recursive(st.none() | st.integers(-(2**53), 2**53) | texts, lambda inner: st.lists(inner, max_size=3))
+json_values = st.recursive(
+    st.none() | st.integers(-(2**53), 2**53) | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=10
+)
 payloads = json_values.map(orjson.dumps)
 seqs = st.lists(st.integers(0, 2**32), unique=True, max_size=6).map(sorted)
 

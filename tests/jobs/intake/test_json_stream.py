@@ -23,7 +23,9 @@ SCALARS = st.one_of(
     st.sampled_from(['"', "\\", '\\"', "[{", "}]\n", "é漢😀", "\u2028", "\x7f"]),
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=15,
 )
 #: Separators between values; numbers and literals need at least one character.
 GAPS = st.sampled_from(["\n", "\n", "\r\n", " ", "\t", "\n\n", " \n ", "\r\n\r\n", ""])

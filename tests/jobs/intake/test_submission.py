@@ -391,6 +391,7 @@ def test_the_stored_json_of_an_item_list_has_no_items() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["items", "paths", "x"]), inner),
+    max_leaves=15,
 )
 KEYS = ["workers", "config", "timeout", "batch_timeout", "max_attempts", "isolate_failures", "output", "webhook"]
 FILE_FIELDS = ["s3_paths", "paths", "includes", "excludes", "batch_size"]
