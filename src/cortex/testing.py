@@ -187,8 +187,7 @@ class LoadedApi:
             return
         with self._in_project():
             if isinstance(self._local, ApplicationApi):
-                stop = self._local.stop
-                self._loop.call_soon(stop)
+                self._local.stop()
                 call_in_thread(self._loop.run_forever)
             else:
                 self._local.close()

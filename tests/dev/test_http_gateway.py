@@ -57,8 +57,7 @@ class Upstream:
         self.loop = asyncio.new_event_loop()
         self.served = kind(spec_for_this_process(project, self.api, Home(folder / "home"), {}), self.loop)
         self.served.load()
-        run = self.served.runner.run if isinstance(self.served, RequestApi) else self.loop.run_forever
-        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread = threading.Thread(target=self.served.run, daemon=True)
         self.thread.start()
 
     async def connect(self) -> socket.socket:
@@ -73,8 +72,7 @@ class Upstream:
         pass
 
     def close(self) -> None:
-        stop = self.served.runner.stop if isinstance(self.served, RequestApi) else self.served.stop
-        self.loop.call_soon_threadsafe(stop)
+        self.served.stop()
         self.thread.join()
 
 

@@ -46,7 +46,7 @@ class Served:
         self.api = JobsApi(spec, api, {})
         self.api.load()
         self.server = JobServer(spec, self.api, self.loop)
-        self.threads = [threading.Thread(target=each) for each in (self.loop.run_forever, self.server.run)]
+        self.threads = [threading.Thread(target=each) for each in (self.loop.run_forever, self.server.run_jobs)]
         for each in self.threads:
             each.start()
 

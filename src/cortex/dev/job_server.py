@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
+import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cortex.dev.local.api import LocalApi
 from cortex.dev.local.jobs import AsyncApi, JobsApi, LocalJob
 from cortex.errors import NotFoundError
 from cortex.jobs.http.view import JobView
@@ -28,13 +29,11 @@ from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.async_routes import AsyncRoutes
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER
 from cortex.operator.http.job_routes import JobRoutes
+from cortex.payloads.signature import ApiSignature
 from cortex.telemetry import Logger
 from cortex.terminal import print_line
 from cortex.worker.applications.application_server import ApplicationServer
 from cortex.worker.applications.lifespan import Lifespan
-from cortex.worker.http.connection import Connection
-from cortex.worker.request_server import WorkerContext
-from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 
 _SHOWN_CHARACTERS = 500
@@ -145,8 +144,8 @@ class _Workloads:
         return await asyncio.to_thread(self._api.get, name, wait_s)
 
 
-class JobServer:
-    """Serves requests on the event loop, and runs jobs on the thread that calls `run`."""
+class JobServer(LocalApi):
+    """Serves requests on the event loop, and runs jobs on the thread that calls `run`, or `run_jobs`."""
 
     def __init__(self, spec: ReplicaSpec, api: JobsApi | AsyncApi, loop: asyncio.AbstractEventLoop) -> None:
         self._api = api
@@ -166,17 +165,30 @@ class JobServer:
             pairs = [(key.encode(), value.encode()) for key, value in headers.items()]
             await routes({**scope, "headers": [*scope["headers"], *pairs]}, receive, send)
 
-        # The routes refuse larger bodies themselves.
-        spec = replace(spec, max_body_bytes=limit + 1)
-        self._server = ApplicationServer(WorkerContext(spec, loop, SharedConnectionState()), Lifespan(app))
-        self._connections = 0
+        super().__init__(replace(spec, max_body_bytes=limit + 1), loop)  # the routes refuse larger bodies themselves
+        self._server = ApplicationServer(self._context, Lifespan(app))
 
-    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
-        """Serve a connection. Event-loop thread only."""
-        self._connections += 1
-        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
+    @property
+    def signature(self) -> ApiSignature | None:
+        """Return what its methods take and return; None if that is known once a job has an object."""
+        return self._api.signature
+
+    @property
+    def class_name(self) -> str | None:
+        """Return the name of the user's class."""
+        return self._api.class_name
+
+    def load(self) -> None:
+        """Import the user's class. Raises: UserError, StorageError."""
+        self._api.load()
 
     def run(self) -> None:
+        """Run jobs until `stop`, with the event loop on another thread."""
+        threading.Thread(target=self._context.loop.run_forever, name="event-loop", daemon=True).start()
+        self.run_jobs()
+        self._api.close()
+
+    def run_jobs(self) -> None:
         """Run jobs until `stop`."""
         while (work := self._queue.get()) is not None:
             if isinstance(work, LocalJob) and isinstance(self._api, JobsApi):
@@ -189,7 +201,7 @@ class JobServer:
                     print_line(f"workload {view.id} {view.status.value}: {shown}", sys.stderr)
 
     def stop(self) -> None:
-        """Make `run` return after the job that runs. On any thread."""
+        """Make `run_jobs` return after the job that runs. On any thread."""
         self._queue.put(None)
 
     def _print(self, job: LocalJob) -> None:

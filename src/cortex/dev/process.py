@@ -16,19 +16,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cortex.dev import debugger
 from cortex.dev.link import CONNECTION, Link
-from cortex.dev.local.api import ApplicationApi, RequestApi, enter_environment
+from cortex.dev.local.api import ApplicationApi, LocalApi, RequestApi, enter_environment
 from cortex.dev.reload.hot_swap import SwapError
 from cortex.dev.reload.project_sources import ProjectSources
 from cortex.dev.reload.source_changes import NewProcess
 from cortex.errors import CortexError, UserError
 from cortex.lifecycle import ApiKind
-from cortex.payloads.signature import ApiSignature
 from cortex.predictor.applications import APPLICATION_TYPES
 from cortex.predictor.preloading import find_leading_imports, run_imports
 from cortex.predictor.tracebacks import describe, format_user_traceback
@@ -67,150 +66,25 @@ def _preload(spec: ReplicaSpec) -> None:
         run_imports(find_leading_imports(Path(spec.project_dir), spec.path, spec.python_path))
 
 
-class DevServer(Protocol):
-    """The API of this process, one class for each form."""
-
-    @property
-    def signature(self) -> ApiSignature | None:
-        """Return what its methods take and return; None for applications."""
-
-    @property
-    def class_name(self) -> str | None:
-        """Return the name of the user's class; None if its API consists of functions, or has no code."""
-
-    def load(self) -> None:
-        """Construct the user's class. Raises: UserError, StorageError."""
-
-    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
-        """Serve a connection. Event-loop thread only."""
-
-    def run(self) -> None:
-        """Serve until `stop`, on the main thread."""
-
-    def stop(self) -> None:
-        """Make `run` return. On any thread."""
-
-    def rebind(self) -> bool:
-        """Bind the methods again after a signature changed; False: that needs a new process. Event-loop thread only."""
-
-
-class _RequestServer:
-    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
-        self._api = RequestApi(spec, loop)
-        self._loop = loop
-        self.load = self._api.load
-        self.add = self._api.add
-
-    @property
-    def signature(self) -> ApiSignature | None:
-        return self._api.predictor.signature
-
-    @property
-    def class_name(self) -> str | None:
-        return self._api.predictor.generation.class_name
-
-    def run(self) -> None:
-        self._api.runner.run()
-        self._api.close()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._api.runner.stop)
-
-    def rebind(self) -> bool:
-        if self._api.predictor.instance is None:
-            return False
-        self._api.rebind()
-        return True
-
-
-class _ApplicationServer:
-    signature = None
-
-    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
-        self._api = ApplicationApi(spec, loop)
-        self._loop = loop
-        self.class_name = None if spec.app is not None else "Handler"
-        self.load = self._api.load
-        self.add = self._api.add
-
-    def run(self) -> None:
-        self._loop.run_forever()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._api.stop)
-
-    def rebind(self) -> bool:
-        return False
-
-
-class _CommandServer:
-    """The server of a `type: command`: this process starts it, and passes requests on."""
-
-    signature = None
-    class_name = None
-
-    def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
+def _create_server(spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> LocalApi:
+    """Return the server of an API, whose configuration is `api`, as JSON. Raises: UserError."""
+    if spec.command:
+        if not hasattr(os, "pidfd_open"):
+            raise UserError("type: command needs Linux; start its server itself")
         from cortex.dev.local.command import CommandApi  # noqa: PLC0415 - other APIs start faster
 
-        self._command = CommandApi(spec, loop)
-        self._loop = loop
-        self.load = self._command.load
-        self.add = self._command.add
-
-    def run(self) -> None:
-        self._loop.run_forever()
-        self._command.close()
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._command.stop)
-
-    def rebind(self) -> bool:
-        return False
-
-
-class _JobServer:
-    def __init__(self, spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> None:
+        return CommandApi(spec, loop)
+    if spec.protobuf_path is not None:
+        raise UserError("gRPC is not served here; deploy the API to call it")
+    if spec.kind != ApiKind.REALTIME:
         from cortex.config.schema import Api  # noqa: PLC0415 - processes that serve requests start faster
         from cortex.dev.job_server import JobServer  # noqa: PLC0415 - likewise
         from cortex.dev.local.jobs import AsyncApi, JobsApi  # noqa: PLC0415 - likewise
 
         is_async = spec.kind == ApiKind.ASYNC
-        self._api = AsyncApi(spec) if is_async else JobsApi(spec, Api.read_stored(api), os.environ)
-        self._server = JobServer(spec, self._api, loop)
-        self._loop = loop
-        self.load = self._api.load
-        self.add = self._server.add
-        self.run_jobs = self._server.run
-        self.stop = self._server.stop
-
-    @property
-    def signature(self) -> ApiSignature | None:
-        return self._api.signature
-
-    @property
-    def class_name(self) -> str | None:
-        return self._api.class_name
-
-    def run(self) -> None:
-        threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True).start()
-        self.run_jobs()
-        self._api.close()
-
-    def rebind(self) -> bool:
-        return False
-
-
-def _create_server(spec: ReplicaSpec, api: str, loop: asyncio.AbstractEventLoop) -> DevServer:
-    """Return the server of an API, whose configuration is `api`, as JSON. Raises: UserError."""
-    if spec.command:
-        if not hasattr(os, "pidfd_open"):
-            raise UserError("type: command needs Linux; start its server itself")
-        return _CommandServer(spec, loop)
-    if spec.protobuf_path is not None:
-        raise UserError("gRPC is not served here; deploy the API to call it")
-    if spec.kind != ApiKind.REALTIME:
-        return _JobServer(spec, api, loop)
-    return _ApplicationServer(spec, loop) if spec.type in APPLICATION_TYPES else _RequestServer(spec, loop)
+        served = AsyncApi(spec) if is_async else JobsApi(spec, Api.read_stored(api), os.environ)
+        return JobServer(spec, served, loop)
+    return (ApplicationApi if spec.type in APPLICATION_TYPES else RequestApi)(spec, loop)
 
 
 class _DevProcess:
@@ -258,12 +132,11 @@ class _DevProcess:
         self._sources.update()
         self._link.send("failed", message=message, traceback=text, **self._sources.describe())
 
-    def _report_ready(self, kind: str, server: DevServer, **fields: Any) -> None:
-        signature = server.signature
-        text = signature_text(lambda: signature) if signature is not None else ""
-        self._link.send(kind, signature=text, **fields, **self._sources.describe())
+    def _report_ready(self, kind: str, server: LocalApi, **fields: Any) -> None:
+        signature = signature_text(lambda: server.signature)
+        self._link.send(kind, signature=signature, **fields, **self._sources.describe())
 
-    def _receive(self, messages: Messages, server: DevServer) -> None:
+    def _receive(self, messages: Messages, server: LocalApi) -> None:
         """Handle messages, on a thread of its own."""
         for message, connection in messages:
             if message["kind"] == CONNECTION and connection is not None:
@@ -281,7 +154,7 @@ class _DevProcess:
         if self._sources.update():
             self._link.send("files", **self._sources.describe())
 
-    def _swap(self, server: DevServer) -> None:
+    def _swap(self, server: LocalApi) -> None:
         """Replace the functions that have changed, if that suffices."""
         try:
             found = self._sources.swap(server.class_name)

@@ -8,60 +8,50 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from cortex.dev.local.api import LocalApi
 from cortex.errors import UserError
 from cortex.supervisor.exit_reasons import name_death
 from cortex.worker.commands.command_process import CommandProcess
 from cortex.worker.commands.command_server import FLUSH_S, CommandServer
 from cortex.worker.commands.readiness_probe import wait_until_ready
-from cortex.worker.http.connection import Connection
-from cortex.worker.request_server import WorkerContext
-from cortex.worker.shared_state import MAX_CONNECTIONS, SharedConnectionState
 from cortex.worker.spec import ReplicaSpec
 
 
-class CommandApi:
+class CommandApi(LocalApi):
     """One run of a command. All methods are for the thread of the event loop."""
 
     def __init__(self, spec: ReplicaSpec, loop: asyncio.AbstractEventLoop) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="cortex-"))  #: of the socket at which it may listen
-        self._spec = replace(spec, sockets=(str(self._folder / "socket"),))
-        self._loop = loop
-        self._connections = 0
+        super().__init__(replace(spec, sockets=(str(self._folder / "socket"),)), loop)
         self._process: CommandProcess
         self._server: CommandServer
         self._end: asyncio.Task[None]
 
     def load(self) -> None:
         """Start the command, and wait until its server is ready. Raises: UserError."""
-        self._process = CommandProcess(self._spec, 0)
-        self._process.start(self._loop)
+        spec, loop = self._context.spec, self._context.loop
+        self._process = CommandProcess(spec, 0)
+        self._process.start(loop)
         try:
-            address = self._loop.run_until_complete(wait_until_ready(self._spec, self._process, lambda problem: None))
+            address = loop.run_until_complete(wait_until_ready(spec, self._process, lambda problem: None))
             if address is None:
                 raise UserError(f"the command {self._exit_reason()} before it was ready")
         except BaseException:
             self.close()
             raise
-        context = WorkerContext(self._spec, self._loop, SharedConnectionState())
-        self._server = CommandServer(context, self._process, address)
-        self._end = self._loop.create_task(self._wait_for_end())
+        self._server = CommandServer(self._context, self._process, address)
+        self._end = loop.create_task(self._wait_for_end())
 
-    def add(self, connection: socket.socket, on_close: Callable[[Connection], None]) -> None:
-        """Serve a connection."""
-        self._connections += 1
-        self._server.connections.add(connection, self._connections % MAX_CONNECTIONS, on_close)
-
-    def stop(self) -> None:
-        """End the command, then stop the event loop."""
-        self._server.stop()
+    def run(self) -> None:
+        """Serve until `stop`, and kill what the command has left behind."""
+        super().run()
+        self.close()
 
     def close(self) -> None:
         """Kill what the command has left behind."""
