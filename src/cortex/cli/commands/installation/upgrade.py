@@ -214,10 +214,20 @@ def _processes(session: Session, facts: UpgradeFacts) -> dict[int, str]:
 
 
 def _report_rest(session: Session, facts: UpgradeFacts, before: dict[int, str]) -> None:
-    """Print which APIs still have processes that the old version started."""
-    rest = sorted({before[pid] for pid in before.keys() & _processes(session, facts).keys()})
-    if rest:
+    """Print which processes of the old version go on, and so need its environment."""
+    import psutil  # noqa: PLC0415 - only for this step
+
+    from cortex.gateway.haproxy import find_binary  # noqa: PLC0415
+
+    gateway = session.client(LOCAL).operator_status()["gateway"]["pid"]
+    with contextlib.suppress(psutil.Error):
+        if gateway and (binary := psutil.Process(gateway).exe()) != os.path.realpath(find_binary()):
+            session.console.note(
+                f"HAProxy continues to run {binary}: keep this file until the next `cortex down`, or reloads fail"
+            )
+    # Old replicas of the others may still finish requests.
+    if rest := sorted({before[pid] for pid in before.keys() & _processes(session, facts).keys()} - set(facts.apis)):
         session.console.note(
-            f"processes of version {facts.old} still run for {', '.join(rest)}: job workers until their jobs end. Keep "
-            "the environment of that version until then"
+            f"job workers of version {facts.old} run on for {', '.join(rest)}: keep the environment of that version "
+            "until their jobs have ended"
         )
