@@ -15,7 +15,7 @@ import pytest
 
 from cortex.cluster import transport
 from cortex.cluster.credentials import ClusterCredentials, TlsIdentity, derive_key, node_identity
-from cortex.cluster.node.relay import OperatorPort, splice
+from cortex.cluster.node.relay import NodeRelay, OperatorPort, splice
 from cortex.cluster.transport import PeerConnection, PeerError, connect, listen
 from cortex.payloads.json_object import Json
 
@@ -224,3 +224,38 @@ async def test_the_operator_serves_jobs_and_ends_other_connections(target: str, 
         assert await connection.reader.read() == answer
         connection.close()
         await operator.shutdown()
+
+
+async def test_a_relay_connects_to_the_operator_only_for_requests(tmp_path: Path) -> None:
+    accepted: list[bytes] = []
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        accepted.append(await reader.readline())
+        writer.write(b"answered")
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, str(tmp_path / "jobs")):
+        operator, relay = OperatorPort(tmp_path / "jobs", OPERATOR), NodeRelay(tmp_path / "relay", NODE)
+        await relay.startup()
+        relay.lead(HERE, await operator.startup(HERE, 0))
+        check, checker = await asyncio.open_unix_connection(str(tmp_path / "relay"))  # as a health check of HAProxy
+        checker.close()
+        assert await check.read() == b""
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "relay"))
+        writer.write(b"GET / HTTP/1.1\r\n")
+        assert await reader.read() == b"answered"
+        writer.close()
+        assert accepted == [b"GET / HTTP/1.1\r\n"]
+        await relay.shutdown()
+        await operator.shutdown()
+
+
+async def test_a_relay_answers_while_there_is_no_operator(tmp_path: Path) -> None:
+    relay = NodeRelay(tmp_path / "relay", NODE)
+    await relay.startup()
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / "relay"))
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    writer.write_eof()
+    assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+    await relay.shutdown()

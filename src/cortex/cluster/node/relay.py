@@ -60,9 +60,16 @@ class NodeRelay:
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
+            # The gateway's health checks connect and send nothing; a response must not precede its request either.
+            begin = b""
+            with contextlib.suppress(OSError):
+                begin = await reader.read(_CHUNK_BYTES)
+            if not begin:
+                return
             connection = await self._connect()
             if connection is not None:
                 connection.send({"target": JOBS})
+                connection.writer.write(begin)
                 await splice(reader, writer, connection.reader, connection.writer)
             else:
                 await _answer_unavailable(reader, writer)
@@ -111,7 +118,6 @@ class OperatorPort:
 async def _answer_unavailable(reader: StreamReader, writer: StreamWriter) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(_LINGER_S):
-            await reader.read(1)  # a response must not precede its request
             writer.write(_ANSWER)
             writer.write_eof()
             while await reader.read(_CHUNK_BYTES):
