@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import ssl
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -99,7 +101,8 @@ def test_callers_with_a_key_are_served_over_https(secured: Installation, tmp_pat
     secured.cortex("env", "configure", "lab", "--operator", endpoint, "--token", token, "--ca", certificate)
     secured.cortex("predict", "-e", "lab", "iris", sample, "--api-key", made["key"])
 
-    new, new_key = write_pair(tmp_path, "localhost", "new.invalid", stem="new")
+    assert 29 < days_left(endpoint, token, certificate) < 30
+    new, new_key = write_pair(tmp_path, "localhost", "new.invalid", stem="new", days=3)
     shutil.copy(new_key, key)
     shutil.copy(new, certificate)
     wait_until(lambda: _is_served(secured, new, made["key"]), message="the new certificate is served")
@@ -107,6 +110,17 @@ def test_callers_with_a_key_are_served_over_https(secured: Installation, tmp_pat
     secured.cortex("predict", "iris", sample, "--api-key", made["key"])
     secured.cortex("keys", "revoke", made["id"])
     assert ask(secured, new, made["key"]) == 401
+    assert 2 < days_left(endpoint, token, new) < 3
+
+
+def days_left(operator: str, token: str, certificate: Path) -> float:
+    """Return the days until the certificate expires, by the metric that the alert uses."""
+    request = urllib.request.Request(f"{operator}/metrics", headers={"authorization": f"Bearer {token}"})
+    context = ssl.create_default_context(cafile=certificate)
+    with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+        found = re.search(rb"^cortex_certificate_expiry_timestamp_seconds (\S+)$", answer.read(), re.MULTILINE)
+    assert found is not None
+    return (float(found[1]) - time.time()) / 86400
 
 
 def _is_served(made: Installation, certificate: Path, key: str) -> bool:
