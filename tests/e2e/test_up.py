@@ -178,13 +178,13 @@ def test_a_port_in_use_is_not_kept(cortex: Installation) -> None:
     assert f":{cortex.operator_port}\n" in said and f":{cortex.gateway_port}\n" in said
 
 
-@pytest.mark.parametrize("mode", [(), ("--foreground", "--stop-all")])
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("mode", "flags", "message"),
     [
-        (("--database", "postgresql://127.0.0.1:1/cortex"), "can't be reached"),
-        (("--database", "postgresql://me:%zz@127.0.0.1/cortex"), "with % and two hexadecimal digits"),
-        (("--engine", "ray", "--ray-address", "nowhere.invalid:6379"), "nowhere.invalid:6379 can't be found"),
+        ((), ("--database", "postgresql://127.0.0.1:1/cortex"), "can't be reached"),
+        (("--foreground", "--stop-all"), ("--database", "postgresql://127.0.0.1:1/cortex"), "can't be reached"),
+        ((), ("--database", "postgresql://me:%zz@127.0.0.1/cortex"), "with % and two hexadecimal digits"),
+        ((), ("--engine", "ray", "--ray-address", "nowhere.invalid:6379"), "nowhere.invalid:6379 can't be found"),
     ],
 )
 def test_an_unusable_option_is_reported_and_not_kept(
