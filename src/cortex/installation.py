@@ -182,7 +182,7 @@ def operator_file(home: Home) -> Path:
 
 
 def last_operator(home: Home) -> OperatorIdentity | None:
-    """Return the operator that ran last, alive or not; None if it was shut down cleanly or never existed."""
+    """Return the operator that ran last, alive or not; None if everything was stopped, or none ever ran."""
     try:
         data: dict[str, Any] = json.loads(operator_file(home).read_text())
         texts = ("address", "tls_cert", "tls_key", "host", "version", "started_at")

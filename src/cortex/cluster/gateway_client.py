@@ -89,7 +89,7 @@ class GatewayClient:
             self._set_failed("it takes too long to serve the newest routes")
 
     async def drained(self, names: Collection[str]) -> set[str] | None:
-        """Return those backends in `names` that have no requests and get none; None without an answer in time."""
+        """Return those servers in `names` that have no requests and get none; None without an answer in time."""
         if not self.answers:
             return None
         try:

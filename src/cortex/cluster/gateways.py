@@ -194,7 +194,7 @@ class GatewayFleet:
         self._offer()
 
     async def drained(self, names: Collection[str]) -> set[str]:
-        """Return those backends in `names` that have no requests and get none at all gateways that answer."""
+        """Return those servers in `names` that have no requests and get none at all gateways that answer."""
         asked: list[Coroutine[Any, Any, set[str] | None]] = [
             member.client.drained(names) for member in self._members.values()
         ]

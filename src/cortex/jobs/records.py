@@ -29,6 +29,7 @@ from sqlalchemy import (
 
 from cortex.jobs.spec import FROM_ENDPOINT, JobCounts, JobOptions, JobOrigin, JobRecord
 from cortex.lifecycle import JOB_TRANSITIONS, JobStatus
+from cortex.processes.codec import decode
 from cortex.state.tables import (
     KEYS_PER_JOB,
     assignments,
@@ -295,7 +296,8 @@ _COUNTS: Sequence[str] = tuple(JobCounts.__dataclass_fields__)
 
 
 def _inputs(row: Row[Any]) -> JobInputs:
-    origin, options = JobOrigin(**json.loads(row.origin)), JobOptions(**json.loads(row.options))
+    # Unknown keys, those of a newer version that ran meanwhile, are ignored.
+    origin, options = decode(JobOrigin, json.loads(row.origin)), decode(JobOptions, json.loads(row.options))
     return JobInputs(origin, options, json.loads(row.source))
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cortex.worker.spec import ReplicaSpec, RequestLimits
 
 if TYPE_CHECKING:
     from cortex.payloads.signature import ApiSignature
+    from cortex.worker.http.streaming_connection import StreamingConnection
     from cortex.worker.monitoring.spans import Tracing
 
 #: The event loop counts as blocked if it misses a deadline by this much, or by the timeout if that is less.
@@ -46,7 +48,7 @@ class WorkerContext:
 class RequestServer(ABC):
     """The requests of a process. Event-loop thread only."""
 
-    slots: int  #: calls that may run at once
+    slots: int  #: requests that may be inside at once, those of the batch that is being collected included
     shares_loop = True  #: calls run on the event loop, so that one of them can block all others
 
     def __init__(self, context: WorkerContext, new_connection: Callable[..., Connection] = Connection) -> None:
@@ -68,6 +70,19 @@ class RequestServer(ABC):
         # Computed here, because each request needs them.
         self.timeout_ns = int(limits.timeout_s * 1e9)
         self.grace_ns = blocked_grace_ns(limits.timeout_s)
+
+    def begin(self, connection: StreamingConnection) -> bool:
+        """Begin a request whose head has arrived; return False if it is answered: its time is over."""
+        now_ns = time.monotonic_ns()
+        waited_ns = connection.gateway_wait_ns(now_ns)
+        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
+        if self._tracing is not None:
+            connection.span = self._tracing.start_request(connection, now_ns)
+        if waited_ns >= self.timeout_ns:
+            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
+            return False
+        connection.started_ns = now_ns
+        return True
 
     @abstractmethod
     def handle(self, connection: Connection) -> None:

@@ -77,15 +77,8 @@ class ApplicationServer(RequestServer):
     def handle(self, connection: Connection) -> None:
         """Call the application for the request of a connection, whose head has arrived."""
         assert isinstance(connection, StreamingConnection)
-        now_ns = time.monotonic_ns()
-        waited_ns = connection.gateway_wait_ns(now_ns)
-        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
-        if self._tracing is not None:
-            connection.span = self._tracing.start_request(connection, now_ns)
-        if waited_ns >= self.timeout_ns:
-            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
+        if not self.begin(connection):
             return
-        connection.started_ns = now_ns
         headers = connection.headers if connection.span is None else connection.span.propagate(connection.headers)
         running = _RunningCall(self, connection, connection.arrived_ns + self.timeout_ns)
         call: Call

@@ -51,15 +51,8 @@ class CommandServer(RequestServer, ProxiedServer):
     def handle(self, connection: Connection) -> None:
         """Pass on the request of a connection, whose head has arrived."""
         assert isinstance(connection, StreamingConnection)
-        now_ns = time.monotonic_ns()
-        waited_ns = connection.gateway_wait_ns(now_ns)
-        connection.arrived_ns = now_ns - min(waited_ns, self.timeout_ns)
-        if waited_ns >= self.timeout_ns:
-            connection.respond_error(504, f"timed out after {self.limits.timeout_s:g} s, before it could run")
+        if not self.begin(connection):
             return
-        connection.started_ns = now_ns
-        if self._tracing is not None:
-            connection.span = self._tracing.start_request(connection, now_ns)
         call = CommandCall(self, connection, connection.arrived_ns + self.timeout_ns, self._running.discard)
         connection.call = call
         self._running.add(call)

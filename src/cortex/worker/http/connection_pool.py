@@ -106,7 +106,7 @@ class ConnectionPool:
         self._connections[connection] = None
 
     def on_idle(self, connection: Connection) -> None:
-        """Read the next request of a connection, if requests are read."""
+        """Give back a connection without a request, or pause it, if this process reads no more requests."""
         if self._on_release is not None:
             self._release(connection)
         elif self.is_paused:

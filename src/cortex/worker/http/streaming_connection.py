@@ -87,7 +87,8 @@ class StreamingConnection(Connection):
             self.is_upgrade = dict(self.headers).get(b"upgrade", b"").lower() == b"websocket"
         if self._exchanges is not None and not self.is_upgrade:
             self._request = []
-        self._handle(self)
+        if not self._refused:
+            self._handle(self)
 
     def on_body(self, data: bytes) -> None:
         """Append a part of the body, and pause reading while the application lags behind."""
