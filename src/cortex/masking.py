@@ -54,10 +54,10 @@ _KEY = re.compile(
 )
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SCHEME = re.compile(r"\b((?i:bearer)\s+)[^\s\"',;]+|\b((?i:basic)\s+)(?=[a-z+/]*[A-Z0-9=])[A-Za-z0-9+/]{4,}={0,2}")
-_SIGN = r"(?: ?= ?|[\"']? ?: ?(?![:/]))(?!=)"
+_SIGN = r"(?:[\"']?[ \t]{0,20}(?:=[ \t]{0,20}|:[ \t]{0,20}(?![:/ \t])))(?!=)"
 _ASSIGNED = re.compile(rf"([?&]|(?<![\w.%-]))([\w.%-]+)({_SIGN})({_QUOTED}|[^\s&;,\"'<>)\]}}]+)")
 #: Values that tell no secret, as in `auth: none`.
-_CONSTANTS = frozenset({"none", "null", "true", "false"})
+_CONSTANTS = frozenset({"none", "null", "nil", "true", "false", "yes", "no", "on", "off", "disabled", "api_key"})
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w-]*)(\s+)(?!-)({_QUOTED}|\S+)")
 _HEADER = re.compile(r"(?im)((?:^|[\"'\s])((?:[a-z]+-)+[a-z]+|authorization|cookie): *)([^\"'\r\n]+)")
 
@@ -109,7 +109,9 @@ def mask_text(text: str, values: Sequence[str] = ()) -> str:
 
 def _mask_assigned(found: re.Match[str]) -> str:
     name = unquote_plus(found[2])
-    if found[4].lower() in _CONSTANTS:
+    # `unexpected token : at line 3` is a sentence.
+    is_prose = found[3][0].isspace() and ":" in found[3] and not any(map(str.isdigit, found[4]))
+    if is_prose or found[4].lower() in _CONSTANTS:
         return found[0]
     return f"{found[1]}{found[2]}{found[3]}{MASK}" if (is_credential if found[1] else is_secret)(name) else found[0]
 

@@ -43,6 +43,10 @@ class Handler:
 """
 
 
+async def notice_nothing() -> None:
+    pass
+
+
 class Upstream:
     """An API whose event loop and user code run on a thread."""
 
@@ -51,6 +55,7 @@ class Upstream:
         (self.api,) = project.diagnosis.apis
         self.signature = ""
         self.has_routes: bool | None = False
+        self.is_serving = True
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.failure = ""
@@ -104,7 +109,7 @@ def run(upstream: Any, *pieces: bytes | None) -> tuple[bytes, list[ServedRequest
     logged: list[ServedRequest] = []
 
     async def main() -> bytes:
-        gateway = DevGateway(logged.append)
+        gateway = DevGateway(logged.append, notice_nothing)
         gateway.upstreams = [upstream]
         port = await gateway.start("127.0.0.1", 0)
         try:
@@ -182,6 +187,8 @@ def test_a_stream_to_a_client_of_http_1_0_has_no_chunks(header: bytes, upstream:
         (b"GET /oneself HTTP/1.1", 404, b"no API has the path /oneself; the endpoints are /one"),
         (b"GET /healthz HTTP/1.1", 200, b'"ok": true'),
         (b"GET /readyz HTTP/1.1", 200, b'{"ready":true}'),
+        (b"GET /readyz?api=one HTTP/1.1", 200, b'{"ready":true}'),
+        (b"GET /readyz?api=one&api=nope HTTP/1.1", 404, b"nope: no such API"),
         (b"GET /one/readyz HTTP/1.1", 200, b'{"ready":true}'),
         (b"GET /one/v2/health/live HTTP/1.1", 200, b'"live":true'),
         (b"GET /one/openapi.json HTTP/1.1", 200, b'"openapi":"3.1.0"'),
@@ -212,7 +219,7 @@ def test_the_reasons_of_refused_requests_are_reported(upstream: Upstream) -> Non
 
 def test_unknown_paths_wait_until_a_change_of_the_configuration_is_applied(upstream: Upstream) -> None:
     async def main() -> bytes:
-        gateway = DevGateway(lambda request: None)
+        gateway = DevGateway(lambda request: None, notice_nothing)
         gateway.upstreams = [SimpleNamespace(api=Api.model_validate({"name": "two", "kind": "RealtimeAPI"}))]
         port = await gateway.start("127.0.0.1", 0)
         gateway.paths_known.clear()
@@ -232,7 +239,7 @@ def test_requests_are_held_and_an_api_without_a_process_says_why(upstream: Upstr
     request = b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST
 
     async def main() -> tuple[bytes, bytes]:
-        gateway = DevGateway(lambda *_: None)
+        gateway = DevGateway(lambda *_: None, notice_nothing)
         gateway.upstreams = [upstream]
         port = await gateway.start("127.0.0.1", 0)
         upstream.is_open.clear()
@@ -266,7 +273,7 @@ def test_a_path_that_turns_out_to_be_no_route_gets_404(upstream: Upstream) -> No
 
 def test_requests_before_the_first_api_is_known_get_503() -> None:
     async def main() -> bytes:
-        gateway = DevGateway(lambda *_: None)
+        gateway = DevGateway(lambda *_: None, notice_nothing)
         port = await gateway.start("127.0.0.1", 0)
         response = await exchange(port, b"GET /one HTTP/1.1\r\nhost: a\r\n" + LAST)
         await gateway.stop()
@@ -319,7 +326,7 @@ def test_the_api_of_a_splitter_is_drawn_by_weight(upstream: Upstream) -> None:
     )
 
     async def main() -> bytes:
-        gateway = DevGateway(lambda *_: None)
+        gateway = DevGateway(lambda *_: None, notice_nothing)
         gateway.upstreams = [upstream, split]  # type: ignore[list-item]
         port = await gateway.start("127.0.0.1", 0)
         response = await exchange(port, b"GET /split HTTP/1.1\r\nhost: a\r\n" + LAST)
@@ -411,7 +418,7 @@ def test_a_fault_of_cortex_dev_does_not_leave_the_client_waiting(upstream: Upstr
 
 
 async def test_clients_wait_quietly_while_no_descriptor_is_free() -> None:
-    gateway = DevGateway(lambda served: None)
+    gateway = DevGateway(lambda served: None, notice_nothing)
     port = await gateway.start("127.0.0.1", 0)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     fillers: list[int] = []

@@ -127,15 +127,15 @@ def test_apis_are_added_renamed_and_removed_with_the_configuration(project: Path
         assert call(f"{terminal.url}/double", [])[0] == 500
 
         edit(project, "name: double", "name: other", "cortex.yaml")
+        assert call(f"{terminal.url}/other", {"x": 3})[1]["y"] == 6  # right after the change
         terminal.expect("double  removed")
-        assert call(f"{terminal.url}/other", {"x": 3})[1]["y"] == 6
         terminal.expect(f"other  {terminal.url}/other\n  curl ")
         assert call(f"{terminal.url}/double", {"x": 3})[0] == 404
 
         write(project, "cortex.yaml", CONFIG + CONFIG.replace("double", "third"))
+        assert call(f"{terminal.url}/other", {"x": 3})[0] == 404
         terminal.expect(f"third  {terminal.url}/third\n  curl ")
         assert call(f"{terminal.url}/third", {"x": 3})[1]["y"] == 6
-        assert call(f"{terminal.url}/other", {"x": 3})[0] == 404
 
 
 def test_a_change_ends_the_start_of_a_process_with_older_files(project: Path) -> None:

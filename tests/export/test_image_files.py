@@ -75,6 +75,7 @@ def test_the_image_runs_as_an_ordinary_user_and_reports_whether_its_apis_are_rea
     assert words[-2:] == ["--deploy", "/srv/project/cortex.yaml"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("status", [200, 503, None])
 def test_the_health_check_of_the_image_is_a_request_to_the_gateway(status: int | None) -> None:
     asked: list[str] = []

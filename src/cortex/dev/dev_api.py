@@ -100,10 +100,9 @@ class DevApi:
     async def connect(self) -> socket.socket:
         """Return a connection for one request; wait while the API is reloaded. Raises: UnavailableError.
 
-        A file that was saved before is noticed first. Like a request that waits for a replica, this one waits for
+        Like a request that waits for a replica, this one waits for
         `networking.timeout`; longer while a debugger runs.
         """
-        await self._session.notice_changes()
         while True:
             await self._wait_until_open()
             process = self._current

@@ -14,12 +14,14 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 
 from cortex.dev.client_connection import DevConnection, ServedRequest
 from cortex.dev.routing import DevRoute, find_route, why_unknown
+from cortex.lifecycle import ApiKind
 from cortex.processes.sockets import accept_one
 from cortex.worker.commands.command_call import RESTART, CommandCall
 from cortex.worker.commands.forwarding import request_head
@@ -53,9 +55,13 @@ class DevGateway(ProxiedServer):
         timeout_s=TIMEOUT_S, max_body_bytes=sys.maxsize, on_disconnect="cancel", websocket_idle_s=TIMEOUT_S
     )
 
-    def __init__(self, on_response: Callable[[ServedRequest], object]) -> None:
+    def __init__(
+        self, on_response: Callable[[ServedRequest], object], notice_changes: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Create a gateway; it calls `notice_changes` before each request, so that a file saved before counts."""
         self.upstreams: Sequence[DevApi] = ()
-        #: Cleared while `upstreams` may change: requests with paths that no API has wait until it is set.
+        self.notice_changes = notice_changes
+        #: Cleared while `upstreams` may change: requests wait until it is set.
         self.paths_known = asyncio.Event()
         self.paths_known.set()
         self._on_response = on_response
@@ -164,10 +170,9 @@ class _ProcessCall(CommandCall):
     async def _answer(self) -> None:
         gateway, connection = self._gateway, self._connection
         path = connection.path
+        await gateway.notice_changes()
+        await gateway.paths_known.wait()
         route = find_route(path, gateway.upstreams)
-        if route is None and path not in _HEALTH:
-            await gateway.paths_known.wait()
-            route = find_route(path, gateway.upstreams)
         if route is not None and route.asks_ready:
             self._answer_ready([route.upstream])
         elif route is not None and route.documentation:
@@ -175,7 +180,7 @@ class _ProcessCall(CommandCall):
         elif route is not None:
             await self._pass_on(route)
         elif path == "/readyz":
-            self._answer_ready(gateway.upstreams)
+            self._answer_all_ready()
         elif path in _HEALTH:
             connection.respond(200, b"application/json", b'{"ok": true}')
         elif not gateway.upstreams:
@@ -183,6 +188,14 @@ class _ProcessCall(CommandCall):
         else:
             connection.api_name = ""
             connection.respond_error(404, why_unknown(path, gateway.upstreams))
+
+    def _answer_all_ready(self) -> None:
+        upstreams = {each.api.name: each for each in self._gateway.upstreams if each.api.kind is not ApiKind.SPLITTER}
+        asked = parse_qs(self._connection.url.partition(b"?")[2].decode("latin-1")).get("api") or [*upstreams]
+        if unknown := [name for name in asked if name not in upstreams]:
+            self._connection.respond_error(404, f"{', '.join(unknown)}: no such API")
+            return
+        self._answer_ready([upstreams[name] for name in asked])
 
     def _answer_ready(self, upstreams: Sequence[DevApi]) -> None:
         is_ready = bool(upstreams) and all(each.is_serving for each in upstreams)
@@ -208,7 +221,10 @@ class _ProcessCall(CommandCall):
         try:
             self.sock = await upstream.connect()
         except UnavailableError as error:
-            connection.respond_error(503, str(error))
+            if upstream in self._gateway.upstreams:
+                connection.respond_error(503, str(error))
+            else:  # it was removed meanwhile
+                connection.respond_error(404, why_unknown(connection.path, self._gateway.upstreams))
             return
         try:
             self.begin()

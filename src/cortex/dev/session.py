@@ -66,7 +66,7 @@ class DevSession:
         self.environ = environment_of_processes(settings.environ)
         self._settings = settings
         self._apis: dict[str, DevApi] = {}
-        self._gateway = DevGateway(terminal.request)
+        self._gateway = DevGateway(terminal.request, self.notice_changes)
         self._port = 0
         self._project: LocalProject
         self._noticed: set[Path] = set()  #: files of changes that are not applied yet
@@ -214,6 +214,8 @@ class DevSession:
             if not self._is_installing:  # the old code serves while packages are installed
                 each.hold()
             each.abandon_start(file)
+        if self._project.config_file in changed and not self._is_installing:
+            self._gateway.paths_known.clear()
         self._noticed |= changed
         self._has_noticed.set()
 
@@ -276,6 +278,7 @@ class DevSession:
             dependencies = changed & {*project.dependency_files(api)}
             if dependencies:
                 each.release()
+                self._gateway.paths_known.set()
                 for path in sorted(dependencies):
                     what = "building the environment of {}" if path.exists() else "building the environment without {}"
                     self.terminal.line(f"{name}  {what.format(self._files.relative(path))}")

@@ -23,7 +23,7 @@ import time
 import uvicorn
 
 from cortex.engine.model_agent import ModelAgent
-from cortex.errors import CortexError, GatewayError
+from cortex.errors import CortexError, DatabaseUnavailableError, GatewayError
 from cortex.home import Home
 from cortex.installation import Installation, OperatorIdentity, operator_file
 from cortex.models.source import loads_models
@@ -109,6 +109,8 @@ class Operator:
         if self._stops_all:
             await self._drain()  # before the workers' server, which gets what the gateway and the workers still send
         await workers.stop()
+        with contextlib.suppress(DatabaseUnavailableError):
+            await self._jobs.reconciler.log_ends()
         await self._shutdown()
 
     def _loops(self) -> Loops:

@@ -169,6 +169,22 @@ async def scene(home: Home) -> AsyncIterator[Scene]:
         made.dispose()
 
 
+async def test_a_job_that_ends_while_the_operator_stops_has_its_end_in_the_log(home: Home) -> None:
+    made = Scene(home)
+    made.deploy()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async with reconciling(made):
+                job = await made.submit(1)
+                await made.worker()
+            await made.store.change(job.id, JobStatus.STOPPED, "")
+            await made.reconciler.log_ends()
+        assert made.log(job).endswith(" stopped: 0 of 1 batches succeeded, 0 failed\n")
+    finally:
+        await made.store.shutdown()
+        made.dispose()
+
+
 async def test_a_job_gets_a_worker_that_leases_its_batches_and_completes_it(home: Home) -> None:
     async with scene(home) as made:
         job = await made.submit(1, 2)

@@ -194,7 +194,8 @@ def test_a_revision_that_has_served_holds_requests_until_it_serves_again() -> No
     for stored, holds in (
         (record(new), False),
         (record(new, serving=new), True),
-        (record(new, serving=deployed("r0")), False),
+        (record(new, serving=deployed("r0")), True),
+        (record(new, serving=deployed("r0"), failure=StoredFailure("ValueError")), True),
         (record(new, serving=new, failure=StoredFailure("ValueError")), False),
     ):
         assert routes_of([stored], [], {}).backends[0].holds == holds
@@ -209,7 +210,7 @@ def test_nothing_keeps_an_api_from_answering_that_was_ready_and_scaled_to_zero()
         "starting",
         "",
     ]
-    (failed,) = routes_of([record(first, again)], [replica("a", FAILED)], {}).backends
+    (failed,) = routes_of([record(first, again)], [replica("a", FAILED, revision="r0")], {}).backends
     assert failed.unavailable == "ValueError while it started; `cortex get iris` shows why"
 
 

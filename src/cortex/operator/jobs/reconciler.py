@@ -339,6 +339,13 @@ class JobReconciler:
             if record is not None:
                 self._completion.notify_end(record)
 
+    async def log_ends(self) -> None:
+        """Log the ends of jobs that workers have reported since `run` ended; the next operator sends webhooks."""
+        for job_id in set(self._jobs) - {job.id for job in await self._store.active()}:
+            record = await self._store.get(job_id)
+            if record is not None and record.status.is_over:
+                self.log.ended(record)
+
     async def _stop_jobs_of_deleted_apis(self) -> None:
         """Stop the jobs and delete the queues of deleted APIs."""
         for job in list(self._jobs.values()):

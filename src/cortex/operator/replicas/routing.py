@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -83,7 +84,11 @@ def routes_of(
         preparation = preparations.get((record.name, record.revision), Preparation())
         if record.spec.kind is not ApiKind.REALTIME:
             return _jobs_backend(record, jobs_socket, own, preparation)
-        return _backend(record, own, preparation, gateways, record.name in routed, canaries.get(record.name))
+        returns = _returns(record)
+        preparation = preparations.get((record.name, returns.revision), Preparation())
+        unavailable = _unavailable(returns, own, preparation)
+        percent = canaries.get(record.name)
+        return _backend(record, own, unavailable, is_proven(returns), gateways, record.name in routed, percent)
 
     return RoutingTable(
         tuple(backend(record) for record in wanted if record.spec.kind is not ApiKind.SPLITTER),
@@ -135,23 +140,22 @@ def _share(number: int, gateways: int) -> int:
 def _backend(
     record: ApiRecord,
     replicas: Sequence[Replica],
-    preparation: Preparation,
+    unavailable: str,
+    comes_back: bool,
     gateways: int,
     has_routes: bool,
     canary_percent: int | None,
 ) -> ApiBackend:
+    """Return the backend of a realtime API; one that `comes_back` starts again within seconds or minutes."""
     spec = record.spec
     limit = max(1, spec.autoscaling.max_replica_concurrency // spec.handler.processes_per_replica)
     routed = _routed(replicas)
-    unavailable = _unavailable(record, replicas, preparation)
     scales_to_zero = spec.autoscaling.min_replicas == 0
     # Independent of the number of replicas and of requests ahead: a change of the limit makes the gateway reload its
     # configuration.
     default_slots = limit if spec.handler.type in ("asgi", COMMAND) else spec.handler.threads_per_process
     slots = max((replica.status.slots for replica, _ in routed), default=default_slots)
     inside = server_capacity(slots, 0, limit, 0, gateways)
-    # A revision that has served starts again within seconds or minutes: after `cortex up`, say, or at zero replicas.
-    comes_back = scales_to_zero or is_proven(record)
     old, canary = _divided(record, routed, canary_percent)
 
     def server(replica: Replica, process: ProcessStatus, of: Sequence[RoutedProcess]) -> Server:
@@ -173,7 +177,7 @@ def _backend(
         unavailable=unavailable or ("" if scales_to_zero and record.serving else _STARTING),
         servers=tuple(server(*pair, old) for pair in old),
         # If the first replica can't start, fail requests at once instead of after their timeout.
-        holds=comes_back and (not unavailable or _was_killed_once(replicas)),
+        holds=(scales_to_zero or comes_back) and (not unavailable or _was_killed_once(replicas)),
         access_log=spec.networking.access_log,
         needs_key=spec.networking.needs_key,
         cors=_cors(spec.networking),
@@ -269,6 +273,12 @@ def _routed(replicas: Sequence[Replica]) -> list[RoutedProcess]:
     # If no process is ready, requests wait in the socket of a restarting process. The supervisor keeps the socket open,
     # and a restart is faster than a caller's retry.
     return ready or [pair for pair in every if is_restarting(pair[1])]
+
+
+def _returns(record: ApiRecord) -> ApiRecord:
+    """Return an API as if the revision that has served were its newest: the one that serves again soon."""
+    serving = record.serving
+    return record if serving in (None, record.target) else replace(record, target=serving, failure=None)
 
 
 def _unavailable(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation) -> str:
