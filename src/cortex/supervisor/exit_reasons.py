@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cortex.lifecycle import DeathCause
 from cortex.processes.backoff import Backoff
-from cortex.worker.spec import Death
+from cortex.worker.spec import STOPPED_IN_CALL, Death
 
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS}
 _FAILED_START = Backoff(1.0, 60.0)
@@ -50,7 +50,7 @@ def timed_out(timeout_s: float) -> Death:
 
 def stopped() -> Death:
     """Return the death of a process whose calls took longer than the time that they had when it was stopped."""
-    return Death(DeathCause.KILLED, "stopped before the call was finished", time.time())
+    return Death(DeathCause.KILLED, STOPPED_IN_CALL, time.time())
 
 
 def client_disconnected() -> Death:

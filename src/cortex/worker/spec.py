@@ -17,6 +17,8 @@ DEV_VARIABLE = "CORTEX_DEV"
 TERMINAL_HINT = "; the terminal shows the traceback"
 #: Set while `cortex.testing` runs an API, whose tracebacks are the output of the test.
 TEST_VARIABLE = "CORTEX_TEST"
+#: The reason that callers get whose calls took longer than the time that their process had when it was stopped.
+STOPPED_IN_CALL = "stopped before the call was finished"
 #: Files in the folder of an environment: it was built; all its packages were compiled.
 ENVIRONMENT_COMPLETE, ENVIRONMENT_COMPILED = "complete.json", "compiled"
 

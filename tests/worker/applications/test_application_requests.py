@@ -13,7 +13,7 @@ import pytest
 
 from harness.connections import read_until
 from harness.replicas.applications import ENDPOINT, FROM_GATEWAY, ask
-from harness.replicas.replicas import Replica, running_replica
+from harness.replicas.replicas import Replica, read, running_replica
 from harness.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.processes
@@ -288,6 +288,50 @@ def test_the_lifespan_ends_before_the_process() -> None:
         replica.wait_ready()
         replica.command(command="stop", drain_s=1.0)
         wait_until(lambda: "shut down" in replica.log())
+
+
+#: Calls that never end; one reads its request first, which may be incomplete.
+ENDLESS = {
+    "asgi": """
+        import asyncio
+
+        async def app(scope, receive, send):
+            if scope["type"] == "http":
+                print("begun", flush=True)
+                if scope["path"] == "/app/read":
+                    while (await receive())["type"] == "http.request":
+                        pass
+                await asyncio.Event().wait()
+    """,
+    "wsgi": """
+        import threading
+
+        def app(environ, start_response):
+            print("begun", flush=True)
+            if environ["PATH_INFO"] == "/read":
+                environ["wsgi.input"].read()
+            threading.Event().wait()
+    """,
+}
+
+
+@pytest.mark.parametrize("path", ["/wait", "/read"])
+@pytest.mark.parametrize("type", ENDLESS)
+def test_requests_that_outlast_a_stop_are_answered_with_the_reason(type: str, path: str) -> None:
+    with running_replica(ENDLESS[type], type=type, app="app") as replica:
+        replica.wait_ready()
+        connection = replica.connection()
+        connection.putrequest("POST", ENDPOINT + path)
+        for name, value in (FROM_GATEWAY | {"content-length": "2"}).items():
+            connection.putheader(name, value)
+        connection.endheaders(b"1" if path == "/read" else b"12")
+        wait_until(lambda: "begun" in replica.log())
+        replica.command(command="stop", drain_s=0)
+        answer = read(connection.getresponse(), 0)
+        assert (answer.status, answer.headers["connection"]) == (500, "close")
+        reason = "the process that handled this request ended: stopped before the call was finished"
+        assert answer.json["error"] == reason
+        assert replica.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from cortex.worker.monitoring.request_log import REQUEST, write_log
 from cortex.worker.monitoring.route_metrics import RouteRecorder
 from cortex.worker.request_server import RequestServer, WorkerContext
 from cortex.worker.requests.calls import logs_hint
-from cortex.worker.spec import RequestLimits
+from cortex.worker.spec import STOPPED_IN_CALL, RequestLimits
 
 #: Time for calls to end after their connections were closed at the end of the process.
 _END_S = 0.7
@@ -235,7 +235,10 @@ class _RunningCall:
         elif not self.call.is_over:
             if self.call.status:
                 self._connection.count_aborted()
-            self._connection.close()
+                self._connection.close()
+            else:
+                self.call.status = 500
+                self._connection.end_with_process(STOPPED_IN_CALL)
 
     def abandon(self) -> None:
         """Cancel the call, whose client has disconnected, unless the API's `on_disconnect` lets it finish."""
