@@ -287,6 +287,16 @@ def test_requests_are_finished_before_a_command_is_stopped(tmp_path: Path) -> No
         wait_until(lambda: has_ended(pid))
 
 
+def test_requests_that_outlast_the_stop_of_a_command_are_answered_with_the_reason() -> None:
+    with running_command() as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        asked = in_background(pool, replica, "/sleep")
+        replica.command(command="stop", drain_s=0)
+        answer = asked.result(PATIENCE_S)
+        reason = "the process that handled this request died: stopped before the call was finished"
+        assert (answer.status, answer.json["error"]) == (500, reason)
+
+
 @pytest.mark.long
 def test_a_command_that_ignores_sigterm_is_killed() -> None:
     with running_command(*ON_PORT, "--deaf") as replica:

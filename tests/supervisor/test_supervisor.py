@@ -384,6 +384,33 @@ def test_a_stop_ends_at_its_deadline() -> None:
         assert answer.json["error"].endswith("died: stopped before the call was finished")
 
 
+def test_calls_that_a_process_leaves_behind_when_it_is_stopped_are_answered_with_the_reason() -> None:
+    source = """
+        import asyncio
+
+        class Handler:
+            def __init__(self, config):
+                pass
+
+            async def handle_post(self, payload):
+                print("begun", flush=True)
+                await asyncio.Event().wait()
+
+            async def handle_put(self, payload):
+                print("begun", flush=True)
+                await asyncio.Event().wait()
+                yield ""
+    """
+    with running_replica(source) as replica, ThreadPoolExecutor() as pool:
+        replica.wait_ready()
+        calls = [in_background(pool, replica, {}, method=method) for method in ("POST", "PUT")]
+        replica.command(command="stop", drain_s=0)
+        reason = "the process that handled this request died: stopped before the call was finished"
+        for call in calls:
+            answer = call.result(PATIENCE_S)
+            assert (answer.status, answer.json["error"]) == (500, reason)
+
+
 def test_connections_of_slow_clients_are_reported_as_lent() -> None:
     source = """
         class Handler:

@@ -273,6 +273,12 @@ class RequestWorkerSlot(ProcessSlot):
             self._exit_until = now + self.exit_s
             self.channel.send("stop")
 
+    def on_death(self, wait_status: int) -> Death:
+        """Determine the cause of a death, handle what was running, and schedule the next start."""
+        if self._exit_until is not None and wait_status == 0:  # as it was told: this is why calls are not finished
+            self._killed_for = self._killed_for or stopped()
+        return super().on_death(wait_status)
+
     def _on_dead(self, death: Death) -> Death:
         self._connections.answer_after_death(death)
         return death
