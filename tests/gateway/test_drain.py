@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 
+# Other tests start processes while channels are open; these processes never use them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
 import pytest
 
+from cortex.gateway.protocols import Protocol
 from cortex.gateway.routes import ApiKey
 from cortex.home import Home
 from harness.servers.upstream import Answer, Client, ask, backend, eventually, table, world
@@ -101,6 +107,32 @@ async def test_requests_that_wait_are_answered_when_the_drain_time_is_over(home:
         second = w.another_gateway()
         await second.startup(table(iris, keys=(key,)))  # of the next operator, if this one was killed here
         assert (await ask(w.port, "/iris", "POST", b"{}", **{"x-api-key": "secret"})).status == 200
+
+
+async def test_calls_that_wait_are_unavailable_when_the_drain_time_is_over(home: Home) -> None:
+    async with world(home) as w, grpc.aio.insecure_channel(f"127.0.0.1:{w.port}") as channel:
+        form = {"subpaths": ("/",), "replica_protocol": Protocol.GRPC}
+        iris = backend("iris", await w.server("a", 1), endpoint="/iris.Iris", **form)
+        await w.gateway.startup(table(iris, backend("cold", endpoint="/cold.Cold", holds=True, **form)))
+        w.upstreams["a"].mute = True
+        predict = channel.unary_unary("/iris.Iris/Predict")
+        inside = predict(b"")
+
+        async def is_inside() -> bool:
+            return w.upstreams["a"].live == 1
+
+        async def all_wait() -> bool:
+            stats = await w.gateway.stats()
+            return (stats["iris"].queued, stats["cold"].requests) == (1, 1)
+
+        await eventually(is_inside)
+        waiting = [predict(b""), channel.unary_unary("/cold.Cold/Predict")(b"")]
+        await eventually(all_wait)
+        await w.gateway.drain(0.1)
+        for call in waiting:
+            answer = (await call.code(), await call.details())
+            assert answer == (grpc.StatusCode.UNAVAILABLE, "the service stopped before this request could run")
+        assert not inside.done()
 
 
 async def test_the_next_operator_accepts_connections_again(home: Home) -> None:

@@ -167,6 +167,7 @@ local function answer_refusal(refusal, set_status, add_header)
   if grpc_status then
     add_header("grpc-status", grpc_status)
     add_header("grpc-message", (string.gsub(message, "%%", "%%25")))  -- clients decode percent signs
+    add_header("content-length", "0")  -- otherwise a frame of DATA ends the response, which makes clients see UNKNOWN
     return ""
   end
   add_header("content-type", "application/json")
