@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 #: Larger results cannot be reported.
 MAX_RESULT_BYTES = 32 * 1024 * 1024
-_MAX_TRACEBACK_CHARS = 16 * 1024
+#: Longer messages and tracebacks of exceptions are cut.
+_MAX_CHARS = 16 * 1024
 
 
 class LeaseSource(Protocol):
@@ -146,7 +147,8 @@ class JobRun:
         except BaseException:  # an exception that cannot be described is still a failure
             message, text = type_name(error), ""
         write_log(replace_surrogates(f"{what} failed:\n{text or message}"))
-        return BatchFailure(seq, replace_surrogates(message), replace_surrogates(text[-_MAX_TRACEBACK_CHARS:]))
+        message, traceback = message[:_MAX_CHARS], text[-_MAX_CHARS:]
+        return BatchFailure(seq, replace_surrogates(message), replace_surrogates(traceback))
 
     def _start_span(self, tracing: Tracing, name: str, seq: int) -> BatchSpan:
         what = "task" if self._job.job_spec.get("kind") == ApiKind.TASK else "batch"
