@@ -149,9 +149,26 @@ def test_everything_runs_restarts_is_reaped_drains_and_ends(foreground: Foregrou
     check_lines([json.loads(line) for line in foreground.lines()])
 
 
-def load_of(cortex: Installation) -> tuple[int, int]:
-    metrics = json.loads(cortex.cortex("get", "echo", "-o", "json").stdout)["metrics"]
+def load_of(cortex: Installation, api: str = "echo") -> tuple[int, int]:
+    metrics = json.loads(cortex.cortex("get", api, "-o", "json").stdout)["metrics"]
     return metrics["in_flight"], metrics["queued"]
+
+
+APPLICATION = """
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            if scope["method"] == "POST":
+                await asyncio.sleep(3600)
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body"})
+"""
+OF_APPLICATION = """
+    - name: app
+      kind: RealtimeAPI
+      handler: {type: asgi, path: handler.py, app: app}
+      compute: {cpu: 100m}
+"""
 
 
 @pytest.mark.parametrize("foreground", [("--drain", "1")], indirect=True)
@@ -159,16 +176,23 @@ def test_requests_that_outlast_the_drain_time_are_answered_with_the_reason(
     foreground: Foreground, tmp_path: Path
 ) -> None:
     cortex = foreground.cortex
-    cortex.cortex("deploy", write_project(tmp_path / "project", SOURCE, CONFIG))
+    source = SOURCE.replace("import subprocess", "import asyncio, subprocess") + APPLICATION
+    cortex.cortex("deploy", write_project(tmp_path / "project", source, CONFIG + OF_APPLICATION))
+    assert cortex.post("/app", method="GET").status == 200  # the gateway's connection stays open
     with ThreadPoolExecutor() as pool:
+        of_application = pool.submit(cortex.post, "/app", {})
         inside, queued = (pool.submit(cortex.post, "/echo", {"s": PATIENCE_S}) for _ in range(2))
         wait_until(lambda: load_of(cortex) == (1, 1), message="one request runs, and one waits")
+        wait_until(lambda: load_of(cortex, "app") == (1, 0), message="one request is in the application")
         foreground.process.send_signal(signal.SIGTERM)
         answers = sorted((each.result(PATIENCE_S) for each in (inside, queued)), key=lambda answer: answer.status)
     assert [(answer.status, answer.json["error"]) for answer in answers] == [
         (500, "the process that handled this request died: stopped before the call was finished"),
         (503, "the service stopped before this request could run"),
     ]
+    answer = of_application.result(PATIENCE_S)
+    reason = "the process that handled this request ended: stopped before the call was finished"
+    assert (answer.status, answer.json["error"]) == (500, reason)
     assert foreground.started.wait(PATIENCE_S) == 0
 
 
