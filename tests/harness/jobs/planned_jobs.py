@@ -57,6 +57,7 @@ def worker(
     models: bool = False,
     idle_since: float | None = None,
     is_leaving: bool = False,
+    is_idle: bool = False,
 ) -> JobWorkerState:
     """Return a running job worker."""
     spec = replica_spec(
@@ -82,7 +83,7 @@ def worker(
         deaths=past,
     )
     status = ReplicaStatus(name, "sum", revision, 1, NOW, (process,))
-    return JobWorkerState(spec, status, job_id, idle_since, is_leaving)
+    return JobWorkerState(spec, status, job_id, idle_since, is_leaving, is_idle=is_idle)
 
 
 def free_capacity(cores: float, *, of: float = 4.0, memory: int = 8 * 1024**3) -> MachineCapacity:

@@ -110,6 +110,8 @@ def test_a_job_without_workers_takes_one_from_the_largest_job() -> None:
     stop, note = plan_jobs(jobs, crew, free_capacity(0), NOW)
     assert stop == StopWorker("w2", YIELD_DRAIN_S)
     assert isinstance(note, SetMessage)
+    crew[1] = worker("w1", "a", is_idle=True)
+    assert plan_jobs(jobs, crew, free_capacity(0), NOW)[0] == StopWorker("w1", YIELD_DRAIN_S)
 
 
 def test_stops_no_second_worker_while_the_first_one_is_draining() -> None:

@@ -98,6 +98,11 @@ class Dispatcher:
         self._has_ended_polls = True
         self.wake()
 
+    def is_polling(self, worker: str) -> bool:
+        """Return whether a worker waits for a batch of its job."""
+        session = self._sessions.get(worker)
+        return session is not None and session.is_polling
+
     # Called by workers.
 
     async def join(self, worker: str, pid: int, wait_s: float) -> Assignment | StopSignal | None:

@@ -54,6 +54,7 @@ class JobWorkerState:
     idle_since: float | None = None  #: UNIX time since which it has no job
     is_leaving: bool = False
     is_current: bool = True  #: it runs the deployed revision of its API
+    is_idle: bool = False  #: it waits for a batch of its job
 
     @property
     def process(self) -> ProcessStatus:
@@ -169,6 +170,8 @@ class _JobPlan:
         assigned: dict[str, list[JobWorkerState]] = {job.record.id: [] for job in staying}
         for worker in self.workers:
             assigned.get(worker.job_id or "", self.free).append(worker)
+        for members in assigned.values():
+            members.sort(key=lambda worker: worker.is_idle)  # a job lends the last one first
         self.sizes = {job_id: len(members) for job_id, members in assigned.items()}
         self.ranks = {job_id: rank for rank, job_id in enumerate(assigned)}
         self.busy = [(self.ranks[job_id], members) for job_id, members in assigned.items() if members]

@@ -84,7 +84,12 @@ class JobWorkers:
         """Return every running job worker; replicas of AsyncAPIs belong to the reconciler."""
         return [
             JobWorkerState(
-                spec, status, self._jobs.get(name), self._idle_since.get(name), self._is_leaving(name, status)
+                spec,
+                status,
+                self._jobs.get(name),
+                self._idle_since.get(name),
+                self._is_leaving(name, status),
+                is_idle=self.dispatcher.is_polling(name),
             )
             for name, (spec, status) in self._running().items()
             if spec.is_job_worker
