@@ -100,7 +100,7 @@ class ApplicationServer(RequestServer):
     # End.
 
     def stop(self) -> None:
-        """End all calls and the application, then make `run` return."""
+        """End all calls and the application, then let the event loop end."""
         self._stopping = self.loop.create_task(self._stop())
 
     async def _stop(self) -> None:

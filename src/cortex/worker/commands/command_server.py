@@ -95,7 +95,7 @@ class CommandServer(RequestServer, ProxiedServer):
         return self.answered_at > since or any(not is_late or call.is_uploading for call in running)
 
     def stop(self) -> None:
-        """End the command and its processes, then make `run` return."""
+        """End the command and its processes, then let the event loop end."""
         self.is_stopping = True
         self._stopping = self.loop.create_task(self._stop())
 
