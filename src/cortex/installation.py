@@ -17,6 +17,9 @@ from cortex.errors import InputError, OperatorUnavailableError
 from cortex.home import Home, write_private
 from cortex.processes.identity import Identity
 
+#: Folder in a home whose files `cortex restore` moves in place.
+RESTORED = "restored"
+
 _FILE = "installation.json"
 #: Instead of a database's URL: the database in the home.
 _SQLITE = "sqlite"
@@ -49,6 +52,8 @@ class Installation:
     def read(cls, home: Home) -> Installation:
         """Return the stored settings, or the defaults of a single machine. Raises: InputError."""
         path = home.path / _FILE
+        if (home.path / RESTORED).exists():
+            raise InputError(f"a restore into {home.path} was interrupted; run `cortex restore` again to complete it")
         try:
             return cls._checked(json.loads(path.read_text()))
         except FileNotFoundError:

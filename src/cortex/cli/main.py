@@ -49,6 +49,8 @@ _PACKAGES = {
         "up": "start the operator and the gateway of this machine",
         "down": "stop the operator, the gateway and all replicas of this machine",
         "upgrade": "let the version of this command take over the installation, while it serves",
+        "backup": "write databases, projects, keys and settings of this machine to a file, while it serves",
+        "restore": "restore a backup into an empty CORTEX_HOME",
         "dashboard": "open the dashboard of an operator in a browser",
         "status": "show the running processes of this machine",
         "keys": "create, list and revoke API keys",
