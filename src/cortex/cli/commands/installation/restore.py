@@ -23,12 +23,6 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
     with lock_home(session.home):
         restore_backup(Path(arguments.file), session.home)
     session.console.line(f"restored into {session.home.path}; `cortex up` starts it")
-    installation = Installation.read(session.home)
-    if installation.tls_cert and not Path(installation.tls_cert).exists():
-        session.console.note(
-            f"its certificate, {installation.tls_cert}, is not on this machine: give `cortex up` --tls-cert and "
-            "--tls-key, or --no-tls"
-        )
-    if installation.database is not None:
+    if Installation.read(session.home).database is not None:
         session.console.note("its databases are in PostgreSQL, and not in this file: restore them with pg_restore")
     return 0
