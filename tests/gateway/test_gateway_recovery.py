@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -169,6 +171,34 @@ async def test_a_hung_worker_is_replaced(home: Home) -> None:
 
         await eventually(replaced, timeout_s=20)
         assert (await ask(w.port, "/iris")).status == 200
+
+
+async def test_a_master_that_reads_its_files_anew_does_not_count_as_hung(home: Home) -> None:
+    async with world(home) as w:
+        await w.gateway.startup(table())
+        pid = w.gateway.pid
+        assert pid
+
+        def is_refused() -> bool:
+            with socket.socket(socket.AF_UNIX) as client:
+                return client.connect_ex(str(home.sockets_dir / "gateway-master.sock")) == errno.ECONNREFUSED
+
+        async def reload_begins() -> bool:
+            os.kill(pid, signal.SIGUSR2)
+            ends = time.monotonic() + 1  # it is over so soon that a busy machine may miss it
+            while not is_refused() and time.monotonic() < ends:
+                await asyncio.sleep(0)
+            return is_refused()
+
+        for _ in range(HUNG_AFTER_PROBES):
+            await eventually(reload_begins)
+            await w.gateway.ensure_running()
+        assert w.gateway.pid == pid
+        await w.gateway.shutdown()
+        await eventually(reload_begins)
+        second = w.another_gateway()
+        await second.startup(table())
+        assert second.pid == pid
 
 
 async def test_a_busy_operator_does_not_take_the_gateway_for_hung(home: Home) -> None:

@@ -33,6 +33,7 @@ from cortex.gateway.config import (
 from cortex.gateway.maps import BACKEND_PREFIX, CANARY_SUFFIX, DRAINING_SERVER, api_of, backend_name, with_canaries
 from cortex.gateway.routes import RoutingTable
 from cortex.gateway.runtime_api import (
+    ANSWER_TIMEOUT_S,
     BackendState,
     HaproxyWorkers,
     LiveMaps,
@@ -176,7 +177,7 @@ class HaproxyGateway:
             self._table = table
             self._note_revocation()  # the last operator may have ended before it ended the requests of a key
             rendered = self._write(table)
-            if self._process.adopt():
+            if self._process.adopt() and await self._answers():
                 try:
                     await self._follow(rendered, is_outdated=self._process.link_binary())
                 except Unresponsive:
@@ -514,9 +515,21 @@ class HaproxyGateway:
             await asyncio.sleep(_POLL_S)
         return False
 
+    async def _answers(self) -> bool:
+        """Return whether HAProxy answers, if need be after a while: nobody listens while it reads its files anew."""
+        deadline = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+        while self._process.is_alive() and asyncio.get_running_loop().time() < deadline:
+            with contextlib.suppress(Unresponsive):
+                workers = await self._runtime.workers()
+                if workers.current is not None:
+                    await self._runtime.structure(workers.current)
+                    return True
+            await asyncio.sleep(_POLL_S)
+        return False
+
     async def _count_failure(self, error: Unresponsive) -> None:
         self._failed_probes += 1
-        if self._failed_probes >= HUNG_AFTER_PROBES:
+        if self._failed_probes >= HUNG_AFTER_PROBES and not await self._answers():
             self._logger.warning("gateway hangs; restarting it", pid=self._process.pid, reason=str(error))
             await self._restart()
 
