@@ -102,6 +102,8 @@ async def test_requests_that_wait_are_answered_when_the_drain_time_is_over(home:
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             assert answer.json()["error"] == "the service stopped before this request could run"
             assert answer.json()["request_id"] == answer.headers["x-cortex-request-id"]
+        await w.gateway.drain(0.1)
+        assert "Already exists" not in (home.logs_dir / "gateway.log").read_text()
         w.upstreams["a"].release(1)
         assert (await inside).status == 200
         second = w.another_gateway()

@@ -307,8 +307,8 @@ class HaproxyGateway:
     async def _answer_waiting(self, worker: int) -> None:
         """Answer the requests that are not inside a server: they go to one that says that the service stops."""
         commands = []
-        for name in await self._runtime.backends(worker):
-            if name.startswith(BACKEND_PREFIX):
+        for name, state in (await self._runtime.backends(worker)).items():
+            if name.startswith(BACKEND_PREFIX) and STOPPING_SERVER not in state.servers:  # of an earlier drain
                 server = f"{name}/{STOPPING_SERVER}"
                 commands += [
                     f"add server {server} unix@{self._sockets.refusals} maxconn 1000",
