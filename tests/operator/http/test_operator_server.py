@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from cortex.errors import UnauthorizedError
 from cortex.operator.bootstrap import listen
 from cortex.operator.http import operator_server
 from cortex.operator.settings import OperatorSettings
+from cortex.processes.sockets import replace_listener
 from harness.ports import free_port
 from harness.wait import PATIENCE_S
 
@@ -261,3 +263,43 @@ class Idle(NamedTuple):
 )
 def test_the_connection_that_is_closed_is_of_the_peer_that_has_most(connections: list[Idle], victim: int) -> None:
     assert operator_server.choose_victim(connections) is connections[victim]
+
+
+async def status_at(path: Path) -> bytes:
+    """Return the status line of the answer at a Unix socket; nothing if nobody listens there."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return b""
+    writer.write(GET % b"/")
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_the_jobs_socket_is_listened_at_again_once_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    monkeypatch.setattr(operator_server, "_SOCKET_CHECK_S", 0.01)
+    path = tmp_path / "jobs"
+    server = operator_server.JobsServer(app, path, lambda: None)
+    server.listen()
+    keeping = asyncio.create_task(server.keep_listening())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            path.unlink()
+            while not (await status_at(path)).startswith(b"HTTP/1.1 204"):
+                await asyncio.sleep(0.01)
+            with replace_listener(path) as other:  # another process listens in its place
+                other.setblocking(False)
+                for _ in range(3):
+                    await asyncio.get_running_loop().sock_accept(other)  # it is asked, and keeps the path
+            while not (await status_at(path)).startswith(b"HTTP/1.1 204"):
+                await asyncio.sleep(0.01)
+    finally:
+        keeping.cancel()
+        await server.stop()

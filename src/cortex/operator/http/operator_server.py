@@ -226,7 +226,10 @@ def create_jobs_server(app: ASGIApp, on_shutdown: Callable[[], None] | None = No
 
 
 class JobsServer:
-    """The server of the jobs socket, which listens again if the socket is deleted, as cleaners of `/tmp` do."""
+    """The server of the jobs socket.
+
+    It listens again if the socket is deleted, as cleaners of `/tmp` do, or if the process that replaced it has ended.
+    """
 
     def __init__(self, app: ASGIApp, path: Path, on_shutdown: Callable[[], None]) -> None:
         self._app = app
@@ -234,26 +237,42 @@ class JobsServer:
         self._on_shutdown = on_shutdown
         self._servers: list[uvicorn.Server] = []
         self._serving: list[asyncio.Task[None]] = []
+        self._inode = 0  #: of the socket at which the last server listens
 
     def listen(self) -> None:
         """Serve at the socket, which replaces one that an earlier process has left."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         listener = replace_listener(self._path)
+        self._inode = self._path.stat().st_ino
         server = create_jobs_server(self._app, self._on_shutdown)
         self._servers.append(server)
         self._serving.append(asyncio.create_task(server.serve(sockets=[listener]), name="serve workers"))
 
     async def keep_listening(self) -> None:
-        """Listen again whenever the socket is missing, until cancelled. Connections of the deleted one stay."""
+        """Listen again whenever nobody listens at the path, until cancelled. Connections of the old socket stay."""
         while True:
             await asyncio.sleep(_SOCKET_CHECK_S)
-            if not self._path.exists():
+            if not self._is_listened_at():
                 try:
                     self.listen()
                 except OSError as error:  # no disk, say: the next check tries again
                     _logger.error("the jobs socket can't be created again", error=error)
                 else:
-                    _logger.warning("the jobs socket was deleted, and is created again", path=str(self._path))
+                    _logger.warning("nothing listened at the jobs socket; it is created again", path=str(self._path))
+
+    def _is_listened_at(self) -> bool:
+        """Return True if this server listens at the path, or another process: `cortex upgrade`, or a new operator."""
+        try:
+            if self._path.stat().st_ino == self._inode:
+                return True
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
+                probe.connect(str(self._path))
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+            return False
+        except OSError:  # its queue is full, say
+            return True
+        return True
 
     async def stop(self) -> None:
         """Stop serving; requests have a second to finish."""
