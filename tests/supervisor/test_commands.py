@@ -287,8 +287,29 @@ def test_requests_are_finished_before_a_command_is_stopped(tmp_path: Path) -> No
         wait_until(lambda: has_ended(pid))
 
 
-def test_requests_that_outlast_the_stop_of_a_command_are_answered_with_the_reason() -> None:
-    with running_command() as replica, ThreadPoolExecutor() as pool:
+#: At SIGTERM, it closes its connections at once, and takes a while to end.
+CLOSES_EARLY = """
+    import http.server, signal, sys, threading, time
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            print("begun", flush=True)
+            stopping.wait()
+
+    def stop(number, frame):
+        stopping.set()
+        time.sleep(1)
+        sys.exit()
+
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, stop)
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("source", [SERVER, CLOSES_EARLY], ids=["waits", "closes early"])
+def test_requests_that_outlast_the_stop_of_a_command_are_answered_with_the_reason(source: str) -> None:
+    with running_command(source=source) as replica, ThreadPoolExecutor() as pool:
         replica.wait_ready()
         asked = in_background(pool, replica, "/sleep")
         replica.command(command="stop", drain_s=0)

@@ -197,7 +197,7 @@ class CommandCall:
         if self._is_upgraded:
             self._connection.end_upgrade()
             self._finish()
-        else:
+        elif not self._server.is_stopping:
             self._respond_error(502, "the server of the command closed the connection before it answered")
 
     # Of the parser.

@@ -43,7 +43,6 @@ class CommandServer(RequestServer, ProxiedServer):
         self.upstream = Upstream(self.loop, process, address, memoryview(bytearray(READ_BYTES)))
         self.strips_prefix = spec.strip_prefix
         self.answered_at = time.monotonic()  #: when the server last answered anything but an error of its own
-        self.is_stopping = False
         self._readiness_path = spec.readiness
         self._process = process
         self._running: set[CommandCall] = set()

@@ -14,6 +14,7 @@ class ProxiedServer:
     upstream: Upstream
     limits: RequestLimits
     strips_prefix = False
+    is_stopping = False  #: the supervisor answers the requests that it does not finish
 
     def find_holders(self, connection: UpstreamConnection) -> list[int]:
         """Return the processes that hold the other end of a connection; none if they are not known."""
