@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -36,9 +37,12 @@ async def test_the_root_is_ready_once_every_api_can_answer(home: Home) -> None:
             assert (answer.status, answer.json()) == (503, {"ready": False, "not_ready": ["b"]})
         assert await answers(w, "/readyz?api=a", "/readyz?api=b", "/a/readyz", "/b/readyz") == [200, 503, 200, 503]
         assert (await ask(w.port, "/readyz?api=a")).json() == {"ready": True}
-        for unknown in ("c", "*", "/a/readyz", "", "%22"):
+        assert await answers(w, "/readyz?api=%61", "/readyz?api=%61&api=%62") == [200, 503]
+        unknowns = ("", "x" * 200, "c", "*", "/a/readyz", "a+", "c%6cs", "%22", "a%00", "%0a%5c", "%FF", "%")
+        for unknown in unknowns:
             answer = await ask(w.port, f"/readyz?api=a&api={unknown}")
-            assert (answer.status, answer.json()["error"]) == (404, "no API has the name in ?api=")
+            name = unquote_to_bytes(unknown.replace("+", " ")).decode(errors="ignore")
+            assert (answer.status, answer.json()["error"]) == (404, f"no API has the name '{name}' in ?api=")
         await w.gateway.apply(table(a, replace(b, servers=(await w.server("b"),)), v2_at_root=True))
         assert await answers(w, "/readyz", "/v2/health/ready", "/b/readyz", "/readyz?api=b") == [200] * 4
         head = await ask(w.port, "/readyz", "HEAD")

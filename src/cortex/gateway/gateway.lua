@@ -50,10 +50,10 @@ local function answer_ready(txn, status, fields)
 end
 
 -- Returns the APIs that a query `?api=A&api=B` names; those of the gateway if it names none.
-local function asked_apis(query)
+local function asked_apis(txn)
   local names = {}
-  for name in string.gmatch("&" .. query, "&api=([^&]*)") do
-    names[#names + 1] = name
+  for name in string.gmatch("&" .. (txn.f:query() or ""), "&api=([^&]*)") do
+    names[#names + 1] = txn.c:url_dec(name, 1) or name  -- one with a malformed escape stays as it is
   end
   if #names == 0 then
     for name in string.gmatch(ready:lookup("*") or "", "%S+") do
@@ -71,12 +71,14 @@ core.register_action("cortex_ready", { "http-req" }, function(txn)
     local is_ready = not drains and has_servers(txn.f, needs)
     return answer_ready(txn, is_ready and 200 or 503, '"ready":' .. tostring(is_ready))
   end
-  local names = asked_apis(txn.f:query() or "")
+  local names = asked_apis(txn)
   local missing = {}
   for _, name in ipairs(names) do
     needs = string.match(name, "^[%w_.-]+$") and ready:lookup(name)
     if not needs then
-      return answer_ready(txn, 404, '"error":"no API has the name in ?api=","request_id":"' .. txn.f:unique_id() .. '"')
+      local shown = txn.c:json(string.sub(name, 1, 200), "utf8ps")
+      local error = '"error":"no API has the name \'' .. shown .. '\' in ?api="'
+      return answer_ready(txn, 404, error .. ',"request_id":"' .. txn.f:unique_id() .. '"')
     end
     if not has_servers(txn.f, needs) then
       missing[#missing + 1] = '"' .. name .. '"'
