@@ -189,14 +189,21 @@ class Operator:
     def _jobs_server(self) -> JobsServer:
         """Return the server of the private socket for the gateway and the workers."""
         jobs, dispatcher = self._jobs, self._jobs.reconciler.dispatcher
-        app = create_jobs_app(
+        routes = (
             JobRoutes(jobs.service, _logger),
             AsyncRoutes(jobs.async_apis, _logger),
             DocumentationRoutes(self._replicas.documentation, _logger),
-            WorkerRoutes(dispatcher, jobs.worker_token, _logger),
-            jobs.async_apis.is_async,
         )
-        return JobsServer(app, self._home.jobs_socket, dispatcher.end_polls)
+        workers = WorkerRoutes(dispatcher, jobs.worker_token, _logger)
+
+        def end_waits() -> None:
+            dispatcher.end_polls()
+            for each in routes:
+                each.stop()
+
+        return JobsServer(
+            create_jobs_app(*routes, workers, jobs.async_apis.is_async), self._home.jobs_socket, end_waits
+        )
 
     async def _keep_identity(self, identity: OperatorIdentity) -> None:
         """Write the file by which commands find this operator again if somebody deletes it, or its folder."""

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
+import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cortex.errors import UnauthorizedError
+from cortex.jobs.spec import WorkloadView
+from cortex.lifecycle import WorkloadStatus
 from cortex.operator.bootstrap import listen
 from cortex.operator.http import operator_server
+from cortex.operator.http.async_routes import AsyncRoutes
+from cortex.operator.http.gateway_routes import create_jobs_app
+from cortex.operator.http.job_routes import JobRoutes
 from cortex.operator.settings import OperatorSettings
 from cortex.processes.sockets import replace_listener
+from cortex.telemetry import Logger
+from harness.jobs.jobs_server import MemoryJobs, MemoryWorkloads
 from harness.ports import free_port
 from harness.wait import PATIENCE_S
 
@@ -303,3 +313,36 @@ async def test_the_jobs_socket_is_listened_at_again_once_nobody_does(
     finally:
         keeping.cancel()
         await server.stop()
+
+
+async def test_requests_that_outlast_the_stop_of_the_jobs_server_are_answered(tmp_path: Path) -> None:
+    workloads, jobs = MemoryWorkloads(), MemoryJobs()
+    routes = AsyncRoutes(workloads, Logger("test")), JobRoutes(jobs, Logger("test"))
+    name, path = uuid.uuid4(), tmp_path / "jobs"
+    workloads.views[name] = WorkloadView(name, 1, WorkloadStatus.IN_PROGRESS, 1.0, None, b"")
+    workloads.may_end.clear()
+    app = create_jobs_app(routes[1], routes[0], Response(), Response(), workloads.is_async)
+    server = operator_server.JobsServer(app, path, lambda: [each.stop() for each in routes] and None)
+    server.listen()
+    poll = b"GET /greet/x?wait=40 HTTP/1.1\r\nhost: a\r\nx-cortex-api: greet\r\nx-cortex-job: %b\r\n\r\n"
+    upload = b"POST /sum?workers=1 HTTP/1.1\r\nhost: a\r\nx-cortex-api: sum\r\ncontent-type: application/x-ndjson\r\n"
+    requests = poll % str(name).encode(), upload + b"transfer-encoding: chunked\r\n\r\n4\r\n1\n2\n\r\n"
+    answers = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            opened = [await asyncio.open_unix_connection(path) for _ in requests]
+            for (_, writer), request in zip(opened, requests, strict=True):
+                writer.write(request)
+            while not (workloads.waited and jobs.uploads):
+                await asyncio.sleep(0.01)
+            await server.stop()
+            for reader, writer in opened:
+                answers.append((await reader.read()).partition(b"\r\n\r\n"))
+                writer.close()
+    finally:
+        workloads.may_end.set()
+    (polled, _, status), (refused, _, error) = answers
+    assert polled.startswith(b"HTTP/1.1 200 ") and json.loads(status) == {"id": str(name), "status": "in_progress"}
+    assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused
+    assert json.loads(error)["kind"] == "operator_unavailable"
+    assert not jobs.records

@@ -5,6 +5,7 @@ The gateway names the API and the workload in headers that no client can set.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import uuid
 from datetime import UTC, datetime
@@ -48,7 +49,13 @@ class AsyncRoutes(GatewayRoutes):
         super().__init__(logger)
         self._workloads = workloads
         self._memory = RequestMemory()
-        self._waiting = 0
+        self._polls: set[asyncio.Timeout] = set()  #: those that wait
+
+    def stop(self) -> None:
+        """Answer all requests that wait with the present status, and later ones at once."""
+        super().stop()
+        while self._polls:
+            self._polls.pop().reschedule(0)
 
     async def _answer(self, request: Request) -> Response:
         api, name = request.headers[API_HEADER], request.headers.get(JOB_HEADER)
@@ -83,17 +90,23 @@ class AsyncRoutes(GatewayRoutes):
             parsed = uuid.UUID(name)
         except ValueError:
             raise UnknownWorkloadError(name[:100]) from None
-        if self._waiting >= MAX_WAITING:
-            wait_s = 0.0
-        waits = int(wait_s > 0)
-        self._waiting += waits
-        try:
-            found = await self._workloads.get(api, parsed, wait_s)
-        finally:
-            self._waiting -= waits
+        found = await self._poll(api, parsed, wait_s)
         if found is None:
             raise UnknownWorkloadError(name)
         return workload_json(found)
+
+    async def _poll(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
+        if wait_s and not self._is_stopping and len(self._polls) < MAX_WAITING:
+            poll = asyncio.timeout(None)
+            self._polls.add(poll)
+            try:
+                async with poll:
+                    return await self._workloads.get(api, name, wait_s)
+            except TimeoutError:  # by `stop`
+                pass
+            finally:
+                self._polls.discard(poll)
+        return await self._workloads.get(api, name, 0.0)
 
 
 def workload_json(view: WorkloadView) -> dict[str, object]:

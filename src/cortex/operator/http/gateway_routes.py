@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortex.errors import CortexError, MethodNotAllowedError, UnsupportedMediaTypeError
+from cortex.errors import CortexError, MethodNotAllowedError, OperatorUnavailableError, UnsupportedMediaTypeError
 from cortex.telemetry import Logger
 
 #: Headers that the gateway sets on every request: the API, and the job or workload if the path names one.
@@ -54,6 +54,11 @@ class GatewayRoutes(ABC):
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Answer requests that are cancelled from now on: the operator is stopping."""
+        self._is_stopping = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of any method and path."""
@@ -62,6 +67,12 @@ class GatewayRoutes(ABC):
         try:
             response = await self._answer(request)
         except ClientDisconnect:
+            return
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                raise
+            stopped = OperatorUnavailableError("the operator has stopped, and the request is not complete; try again")
+            await self._error(request, stopped)(scope, receive, send)  # without a drain, for which no time is left
             return
         except CortexError as error:
             response = self._error(request, error)

@@ -40,6 +40,7 @@ HALF_CLOSED_S = 30.0
 #: a request sent at that moment would be lost.
 JOBS_KEEP_ALIVE_S = 3600
 _SOCKET_CHECK_S = 1.0
+_LAST_ANSWERS_S = 2.0
 
 _logger = Logger("cortex.operator")
 _sockets = SocketTable()
@@ -275,10 +276,12 @@ class JobsServer:
         return True
 
     async def stop(self) -> None:
-        """Stop serving; requests have a second to finish."""
+        """Stop serving; requests have a second to finish, and those that are cancelled then have time for an answer."""
         for server in self._servers:
             server.should_exit = True
         await asyncio.gather(*self._serving)
+        if cancelled := [task for server in self._servers for task in server.server_state.tasks]:
+            await asyncio.wait(cancelled, timeout=_LAST_ANSWERS_S)
 
 
 class _Config(uvicorn.Config):
