@@ -43,6 +43,8 @@ REPLICA_REQUIREMENTS = (
 )  # fmt: skip
 
 _DISTRIBUTION = "cortex-serving"
+#: File in a project's environment that names the folders of the installation, whose packages come after its own.
+LAYER_FILE = "cortex_installation.pth"
 #: Incremented when environments are built differently, so that older ones are not reused.
 _FORMAT = 1
 _CONDA_TOOLS = ("micromamba", "mamba", "conda")
@@ -368,7 +370,7 @@ class _Build:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         # The packages of the environment come first, then those of the installation, editable ones included.
         layer = "; ".join(["import site", *(f"site.addsitedir({path!r})" for path in _installation_paths())])
-        (prefix / "lib" / version / "site-packages" / "cortex_installation.pth").write_text(f"{layer}\n")
+        (prefix / "lib" / version / "site-packages" / LAYER_FILE).write_text(f"{layer}\n")
         lines = (*self.constraints, *self.pins)
         (self.folder / "constraints.txt").write_text("".join(f"{line}\n" for line in lines))
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cortex.cli import rollout
 from cortex.cli.session import Session
 from cortex.cli.tables.canary import is_tried
 from cortex.cli.upgrade_plan import UpgradeFacts, manager_of, problem, steps
+from cortex.cli.upgraded_processes import environment_of, own_environments, runs_this_version
 from cortex.client.cleanup import stop_operator
 from cortex.client.environments import LOCAL
 from cortex.client.held_connections import HeldConnections
@@ -59,11 +61,15 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
             raise CortexError(f"version {__version__} can't take over: {error}") from None
     backup = home.path / "backups" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{old.version}"
     plan = steps(facts, str(backup))
+    if not plan:
+        session.console.line(f"version {__version__} runs already; nothing to replace")
+        if not (arguments.dry_run or facts.is_standby):
+            _report_rest(session, facts)
+        return 0
     if arguments.dry_run:
         for number, step in enumerate(plan, start=1):
             session.console.line(f"{number}. {step}")
         return 0
-    before = _processes(session, facts)
     held: HeldConnections | None = None
     if not facts.is_replaced:
         held = _replace_operator(session, old, facts, backup)
@@ -76,9 +82,9 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         _replace_model_agent(session)
     if held is not None:
         held.wait(_HELD_TIMEOUT_S)
-    _report_rest(session, facts, before)
+    _report_rest(session, facts)
     if failed:
-        session.console.error(f"not replaced: {', '.join(failed)}; their replicas of version {facts.old} serve on")
+        session.console.error(f"not replaced: {', '.join(failed)}; their old replicas serve on")
         return 1
     session.console.line(f"version {__version__} has taken over ({time.monotonic() - began:.1f} s)")
     return 0
@@ -88,12 +94,19 @@ def _facts(session: Session, old: OperatorIdentity, installation: Installation) 
     home, is_standby = session.home, leader_url(session.home, old) is not None
     status: Json = {} if is_standby else session.client(LOCAL).operator_status()
     apis = [] if is_standby else session.client(LOCAL).list_apis()
-    serving = {replica["api"] for replica in status.get("replicas", ())}
+    is_replaced = old.version == __version__ and old.command[:1] == [sys.executable]
+    serving = [replica for replica in status.get("replicas", ()) if replica["state"] not in ("stopping", "stopped")]
+    replaceable = {
+        replica["api"]
+        for replica in serving
+        if not is_replaced or replica["node"] or not runs_this_version(replica["supervisor_pid"])
+    }
+    models: Json = status.get("models") or {}
     return UpgradeFacts(
         old=old.version or "(unknown)",
         new=__version__,
         pid=old.pid,
-        is_replaced=old.version == __version__ and old.command[:1] == [sys.executable],
+        is_replaced=is_replaced,
         manager=manager_of(old.pid, old.command, old.environ),
         database_bytes=sum(file.stat().st_size for file in _databases(home) if file.exists()),
         free_bytes=shutil.disk_usage(home.path).free,
@@ -102,10 +115,10 @@ def _facts(session: Session, old: OperatorIdentity, installation: Installation) 
         apis=[
             api["spec"]["name"]
             for api in apis
-            if api["spec"]["name"] in serving
+            if api["spec"]["name"] in replaceable
             and sum(api["status"]["replica_counts"][age]["ready"] for age in ("updated", "stale"))
         ],
-        has_model_agent=bool(status.get("models")),
+        has_model_agent=bool(models) and not (is_replaced and runs_this_version(models["pid"])),
     )
 
 
@@ -207,27 +220,28 @@ def _replace_model_agent(session: Session) -> None:
     session.console.line("replaced the model agent")
 
 
-def _processes(session: Session, facts: UpgradeFacts) -> dict[int, str]:
-    """Return the supervisors that run, by process id, with their APIs."""
-    replicas = [] if facts.is_standby else session.client(LOCAL).operator_status()["replicas"]
-    return {replica["supervisor_pid"]: replica["api"] for replica in replicas}
-
-
-def _report_rest(session: Session, facts: UpgradeFacts, before: dict[int, str]) -> None:
-    """Print which processes of the old version go on, and so need its environment."""
+def _report_rest(session: Session, facts: UpgradeFacts) -> None:
+    """Print which processes of other versions go on, and so need their environments."""
     import psutil  # noqa: PLC0415 - only for this step
 
     from cortex.gateway.haproxy import find_binary  # noqa: PLC0415
 
-    gateway = session.client(LOCAL).operator_status()["gateway"]["pid"]
+    status = session.client(LOCAL).operator_status()
+    gateway = status["gateway"]["pid"]
     with contextlib.suppress(psutil.Error):
         if gateway and (binary := psutil.Process(gateway).exe()) != os.path.realpath(find_binary()):
             session.console.note(
                 f"HAProxy continues to run {binary}: keep this file until the next `cortex down`, or reloads fail"
             )
-    # Old replicas of the others may still finish requests.
-    if rest := sorted({before[pid] for pid in before.keys() & _processes(session, facts).keys()} - set(facts.apis)):
+    needed = defaultdict(set)
+    for replica in status["replicas"]:
+        # Old replicas of the APIs that were replaced may still finish requests.
+        if replica["api"] not in facts.apis and not replica["node"]:
+            environment = environment_of(replica["supervisor_pid"])
+            if environment is not None and environment not in own_environments():
+                needed[environment].add(replica["api"])
+    for environment, apis in sorted(needed.items()):
         session.console.note(
-            f"job workers of version {facts.old} run on for {', '.join(rest)}: keep the environment of that version "
-            "until their jobs have ended"
+            f"job workers of {', '.join(sorted(apis))} run on with {environment}: keep this environment until their "
+            "jobs have ended"
         )
