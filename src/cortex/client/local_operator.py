@@ -169,7 +169,7 @@ def replace_operator(
     `hand_over` must stop the old one; the process of the new one has its modules by then, and waits. If that or the
     start fails, the old version is started again, after `undo` unless the new operator was up for a moment.
 
-    Raises: OperatorUnavailableError, with the reason and what runs now.
+    Raises: ConflictError if `old` does not run any more; OperatorUnavailableError, with the reason and what runs now.
     """
     command, environ = [word for word in old.command if word != _WAIT], old.environ
     ours, theirs = socket.socketpair()
@@ -177,6 +177,11 @@ def replace_operator(
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
         new = [*ListenOptions().command(home), _WAIT]
         with theirs:
+            if not old.is_running():
+                raise ConflictError(
+                    f"the operator that was checked (pid {old.pid}) does not run any more: another command has stopped "
+                    "or replaced it; run `cortex upgrade` again"
+                )
             process = spawn(home, new, theirs.fileno(), environ=successor_environ(environ, command[0]))
         try:
             ours.settimeout(_START_TIMEOUT_S)
