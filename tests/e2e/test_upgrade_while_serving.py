@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -283,3 +284,13 @@ def test_the_old_version_serves_on_if_the_new_one_dies_as_it_starts(old: Install
     assert done.returncode == 1 and f"version {OLD_VERSION} runs again" in done.stderr, done.stdout + done.stderr
     assert load["failures"] == []
     assert (after["operator"]["version"], after["replicas"]) == (OLD_VERSION, before["replicas"])
+
+
+def test_the_old_version_runs_again_if_a_signal_ends_the_upgrade(old: Installation) -> None:
+    environ = {**os.environ, "CORTEX_HOME": str(old.home)}
+    with subprocess.Popen([*CORTEX, "upgrade"], env=environ, stdout=subprocess.PIPE, text=True) as upgrading:
+        assert upgrading.stdout is not None
+        assert any(line.startswith("stopping the operator") for line in upgrading.stdout)
+        upgrading.send_signal(signal.SIGTERM)
+    assert upgrading.returncode == 128 + signal.SIGTERM
+    assert old.status()["operator"]["version"] == OLD_VERSION

@@ -34,6 +34,8 @@ _ANSWER_TIMEOUT_S = 5.0
 #: Operators with a shared database need a moment to find the leader if they do not lead themselves.
 _LEADER_TIMEOUT_S = 5.0
 _PAUSE_S = 0.005
+#: Time after which an operator that was told to stop does not answer any more.
+_STOP_S = 2.0
 _LOG_TAIL_LINES = 20
 #: An operator needs more free space to write its databases and its log.
 _MIN_FREE_BYTES = 1024 * 1024
@@ -172,6 +174,7 @@ def replace_operator(
     Raises: ConflictError if `old` does not run any more; OperatorUnavailableError, with the reason and what runs now.
     """
     command, environ = [word for word in old.command if word != _WAIT], old.environ
+    is_stopped = False  #: or being stopped
     ours, theirs = socket.socketpair()
     with hold_lock(_start_lock_file(home), timeout_s=math.inf), ours:
         offset = log_file(home).stat().st_size if log_file(home).exists() else 0
@@ -186,13 +189,14 @@ def replace_operator(
         try:
             ours.settimeout(_START_TIMEOUT_S)
             if ours.recv(1):  # otherwise it has ended, and `_wait_until_started` reports why
+                is_stopped = True
                 hand_over()
                 ours.sendall(b"\n")
             return _wait_until_started(home, process, offset)
         except BaseException as error:
             process.kill()
             process.wait()
-            if old.is_running():
+            if _stays(home, old) if is_stopped else old.is_running():
                 raise
             last = last_operator(home)
             if last is None or last.pid != process.pid:
@@ -209,6 +213,17 @@ def replace_operator(
             if not isinstance(error, Exception):
                 raise
             raise OperatorUnavailableError(f"{error}\nversion {old.version} runs again") from error
+
+
+def _stays(home: Home, operator: OperatorIdentity) -> bool:
+    """Return whether an operator runs on that may have been told to stop, which takes it a moment."""
+    began = time.monotonic()
+    while operator.is_running():
+        waited_s = time.monotonic() - began
+        if waited_s > _START_TIMEOUT_S or (waited_s > _STOP_S and _answers(home, operator)):
+            return True
+        time.sleep(_PAUSE_S)
+    return False
 
 
 def successor_environ(environ: Mapping[str, str], python: str) -> dict[str, str]:

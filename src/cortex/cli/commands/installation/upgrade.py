@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 
 from cortex import __version__
 from cortex.cli import rollout
@@ -175,13 +177,32 @@ def _replace_operator(session: Session, old: OperatorIdentity, facts: UpgradeFac
                 session.console.error(str(error))
 
     try:
-        with stack:
+        with raise_at_signals(), stack:
             operator = replace_operator(session.home, old, hand_over, undo)
     except OSError as error:
         raise CortexError(f"the operator can't be replaced: {error}") from None
     session.console.line(f"started the operator {operator.version} (pid {operator.pid})")
     session.console.flush()
     return held
+
+
+@contextlib.contextmanager
+def raise_at_signals() -> Iterator[None]:
+    """Raise SystemExit at the first SIGTERM or SIGHUP in the block, so that what was begun is undone, as for SIGINT."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, lambda *_: None)  # not SIG_IGN, which the operator would inherit
+        raise SystemExit(128 + number)
+
+    # `nohup` ignores SIGHUP.
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, end) for each in numbers}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _replace_replicas(session: Session, name: str) -> bool:

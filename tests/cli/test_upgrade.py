@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from cortex.cli.commands.installation.upgrade import raise_at_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_the_hand_over_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    undone = False
+    with pytest.raises(SystemExit) as raised, raise_at_signals():
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # another one does not interrupt the start of the old operator
+            undone = True
+    assert raised.value.code == 128 + number and undone
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with raise_at_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
