@@ -2,10 +2,26 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
-from cortex.cli.commands.installation.upgrade import raise_at_signals
+from cortex.cli.commands.installation.upgrade import check, raise_at_signals
+from cortex.errors import CortexError
+from cortex.home import Home
+from cortex.installation import Installation
+
+
+@pytest.mark.parametrize("source", ["import no_such_module", "1 / 0", "class"])
+def test_a_version_whose_modules_cannot_be_imported_cannot_take_over(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "main.py").write_text(source)
+    monkeypatch.delitem(sys.modules, "cortex.operator.main", raising=False)
+    monkeypatch.setattr("cortex.operator.__path__", [str(tmp_path)])
+    with pytest.raises(CortexError, match=r"^version .* can't take over: \w+Error: "):
+        check(Home(tmp_path), Installation())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -57,10 +57,7 @@ def run(arguments: argparse.Namespace, session: Session) -> int:
         raise ConflictError(reason)
     if not facts.is_replaced:
         session.console.begin(f"checking whether version {__version__} can take over")
-        try:
-            _check(home, installation)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CortexError(f"version {__version__} can't take over: {error}") from None
+        check(home, installation)
     backup = home.path / "backups" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{old.version}"
     plan = steps(facts, str(backup))
     if not plan:
@@ -128,8 +125,19 @@ def _databases(home: Home) -> tuple[Path, Path]:
     return home.database_file, home.jobs_database_file
 
 
-def _check(home: Home, installation: Installation) -> None:
+def check(home: Home, installation: Installation) -> None:
     """Check what an operator of this version needs, while the old one runs. Raises: CortexError."""
+    try:
+        _check(home, installation)
+    except CortexError:
+        raise
+    except Exception as error:  # of any kind: modules of this version are imported
+        is_described = isinstance(error, OSError | subprocess.TimeoutExpired)
+        reason = str(error) if is_described else f"{type(error).__name__}: {error}"
+        raise CortexError(f"version {__version__} can't take over: {reason}") from None
+
+
+def _check(home: Home, installation: Installation) -> None:
     # Only this command needs these modules: those of the operator.
     import cortex.operator.main  # noqa: F401, PLC0415
     from cortex.gateway.config import CONFIG_FILE  # noqa: PLC0415
