@@ -271,6 +271,6 @@ def _report_rest(session: Session, facts: UpgradeFacts) -> None:
                 needed[environment].add(replica["api"])
     for environment, apis in sorted(needed.items()):
         session.console.note(
-            f"job workers of {', '.join(sorted(apis))} run on with {environment}: keep this environment until their "
-            "jobs have ended"
+            f"job workers, or replicas that finish requests, of {', '.join(sorted(apis))} run on with {environment}: "
+            "keep this environment until they have ended"
         )
