@@ -122,13 +122,15 @@ class LeaseClient:
 
     def next_lease(self) -> ActiveLease | None:
         """Wait for a lease; return None once the job has no more work."""
-        self._handle(ClientEvent.LEASE_DONE)
         with self._changed:
+            self._handle(ClientEvent.LEASE_DONE)
             while not self.is_ending:
                 if self._queue:
                     work = self._queue.popleft()
                     is_quick = self._lease_sizer.is_quick(len(work.lease.batches))
-                    self._handle(ClientEvent.QUICK_LEASE if is_quick else ClientEvent.SLOW_LEASE)
+                    # The thread is not woken: it requests the next lease with the reports of this one.
+                    event = ClientEvent.QUICK_LEASE if is_quick else ClientEvent.SLOW_LEASE
+                    self._state = state_after(self._state, event)
                     return work
                 if self._state is ClientState.JOB_OVER:
                     break
