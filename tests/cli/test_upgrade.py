@@ -26,17 +26,19 @@ def test_a_version_whose_modules_cannot_be_imported_cannot_take_over(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_interrupts_the_hand_over_once(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
     undone = False
-    with pytest.raises(SystemExit) as raised, raise_at_signals():
-        try:
-            os.kill(os.getpid(), number)
-            signal.pause()
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)  # another one does not interrupt the start of the old operator
-            undone = True
-    assert raised.value.code == 128 + number and undone
-    assert signal.getsignal(number) is before
+    before = signal.signal(number, signal.SIG_DFL)  # `nohup pytest` ignores SIGHUP
+    try:
+        with pytest.raises(SystemExit) as raised, raise_at_signals():
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # another one does not interrupt the start of the old operator
+                undone = True
+        assert raised.value.code == 128 + number and undone
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
