@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortex.worker.http.gateway_clock import GatewayClock
+from cortex.worker.http.connection_pool import GatewayClock
 
 S = 1_000_000_000
 

@@ -42,8 +42,7 @@ from cortex.worker.monitoring.request_log import REQUEST, log_id, write_log
 from cortex.worker.shared_state import ConnectionState
 
 if TYPE_CHECKING:
-    from cortex.worker.http.connection_pool import ConnectionPool
-    from cortex.worker.http.gateway_clock import GatewayClock
+    from cortex.worker.http.connection_pool import ConnectionPool, GatewayClock
     from cortex.worker.monitoring.exchange_writer import StreamedAnswer
     from cortex.worker.monitoring.spans import RequestSpan
 
@@ -82,7 +81,6 @@ class Connection:
         "_abandoned",
         "_answer",
         "_backlog",
-        "_unsent",
         "_body",
         "_body_bytes",
         "_buffer",
@@ -128,6 +126,7 @@ class Connection:
         "span",
         "started_ns",
         "task",
+        "unsent_bytes",
         "url",
     )
 
@@ -168,7 +167,7 @@ class Connection:
         self._rest: memoryview | None = None  #: the part of `_whole` that is still to be read
         self._state = _IDLE
         self._backlog: deque[memoryview] = deque()
-        self._unsent = 0  #: bytes of the backlog
+        self.unsent_bytes = 0  #: of the backlog: the gateway has not taken them yet
         self._flushed: asyncio.Event | None = None
         self._reading = False
         self._close_after = False
@@ -392,7 +391,7 @@ class Connection:
         self._answer = None
         self._whole, self._rest = b"", None
         self._backlog.clear()
-        self._unsent = 0
+        self.unsent_bytes = 0
         if not self._abandoned:
             self._body.clear()
             self._on_close(self)
@@ -432,8 +431,12 @@ class Connection:
             size = 0
         if not size:
             self._receive_end()
-        elif self._rest is not None:
-            self._receive_rest(self._rest, size)
+        elif self._rest is not None:  # a part of a large body, which was read to its place in the whole one
+            self._rest = self._rest[size:]
+            if not self._rest:
+                self._body[:] = [self._whole]
+                self._whole, self._rest = b"", None
+                self.on_message_complete()
         elif data is not None:
             self._receive_unparsed(data)
         elif self._state is _READING and not self._refused:
@@ -445,6 +448,11 @@ class Connection:
         """Return whether a request has yet to arrive as a whole, and nothing of its response has been sent."""
         return self._state is _READING and self._headers_read
 
+    def _receive_late(self, size: int) -> None:
+        """Handle bytes that arrive after the request was passed on or refused."""
+        if not self._refused:  # else discard the rest of the request
+            self.close()  # the gateway never pipelines
+
     def _receive_end(self) -> None:
         """Close; a client that may have ended only its side, in the middle of its request, receives the reason."""
         if self._awaits_body() and not self._refused:
@@ -454,14 +462,6 @@ class Connection:
             self._last_headers(CLIENT_CLOSED_REQUEST)
         self.close()
 
-    def _receive_rest(self, rest: memoryview, size: int) -> None:
-        """Handle a further part of a large body, which was read to its place in the whole one."""
-        self._rest = rest[size:]
-        if not self._rest:
-            self._body[:] = [self._whole]
-            self._whole, self._rest = b"", None
-            self.on_message_complete()
-
     def _receive_unparsed(self, data: bytes) -> None:
         """Handle a further part of a large body that is passed on in parts."""
         self._unparsed_bytes -= len(data)
@@ -469,11 +469,6 @@ class Connection:
         self.on_body(data)
         if is_complete:
             self.on_message_complete()
-
-    def _receive_late(self, size: int) -> None:
-        """Handle bytes that arrive after the request was passed on or refused."""
-        if not self._refused:  # else discard the rest of the request
-            self.close()  # the gateway never pipelines
 
     def _feed(self, size: int) -> None:
         try:
@@ -685,11 +680,6 @@ class Connection:
             self._send(self._whole_head or (b"0\r\n\r\n" if self._is_chunked else b""))
             self._finish_response()
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Return the number of bytes that the gateway has not taken yet."""
-        return self._unsent
-
     async def flushed(self) -> None:
         """Wait until the gateway has taken everything or disconnected."""
         if self._backlog and self.open:
@@ -756,7 +746,7 @@ class Connection:
             return
         if self._backlog:
             self._backlog.append(memoryview(data))
-            self._unsent += len(data)
+            self.unsent_bytes += len(data)
             return
         try:
             sent = self._sock.send(data)
@@ -767,7 +757,7 @@ class Connection:
             return
         if sent < len(data):
             self._backlog.append(memoryview(data)[sent:])
-            self._unsent = len(data) - sent
+            self.unsent_bytes = len(data) - sent
             self._loop.add_writer(self._fd, self._on_writable)
 
     def _on_writable(self) -> None:
@@ -780,7 +770,7 @@ class Connection:
             except OSError:
                 self.close()
                 return
-            self._unsent -= sent
+            self.unsent_bytes -= sent
             if sent < len(data):
                 self._backlog[0] = data[sent:]
                 return

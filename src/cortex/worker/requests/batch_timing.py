@@ -52,7 +52,8 @@ class BatchTiming:
     def __init__(self, max_size: int, interval_s: float) -> None:
         self._max_size = max_size
         self._interval_ns = int(interval_s * 1e9)
-        self._expected = self._target = 1
+        self._expected = 1
+        self.target = 1  #: requests that are worth waiting for: those that are expected, or half of them
         self._division = _Division()
         self._ended_ns = 0
         self._last_ns = 0
@@ -64,14 +65,9 @@ class BatchTiming:
         self._average_row_ns: dict[int, float] = {}
         self._batches = 0
 
-    @property
-    def target(self) -> int:
-        """Return how many requests are worth waiting for: those that are expected, or half of them."""
-        return self._target
-
     def is_full(self, waiting: int) -> bool:
         """Return whether a batch of the waiting requests would not grow while another one runs."""
-        return waiting >= (self._max_size if self._division.parts == 1 else self._target)
+        return waiting >= (self._max_size if self._division.parts == 1 else self.target)
 
     def is_alone(self, came_ns: int) -> bool:
         """Return whether a single request may be called without checking for others."""
@@ -79,14 +75,15 @@ class BatchTiming:
 
     def wait_ns(self, waiting: int, first_ns: int, now_ns: int) -> int:
         """Return how much longer to wait, 0 to begin the batch; the first of `waiting` requests came at `first_ns`."""
-        if waiting < self._target and self._prefers_one(self._target):
+        if waiting < self.target and self._prefers_one(self.target):
             return 0
-        if waiting >= self._target:
+        if waiting >= self.target:
             if self._is_waiting:
                 self._is_waiting = False
                 self._patience = min(1.0, self._patience * 2)
             return 0
-        share_ns = int(max(self._average_ns, self._duration_ns(self._target)) * _SHARE * self._patience)
+        duration_ns = self.target * self._row_ns.get(self.target.bit_length(), 0)  # 0 if it was not measured
+        share_ns = int(max(self._average_ns, duration_ns) * _SHARE * self._patience)
         # The deadline is the same for the whole batch: later requests do not postpone it. It counts from the end of the
         # last call, otherwise clients in two groups would never merge: one arrives while the call of the other runs.
         left_ns = min(max(first_ns, self._ended_ns) + self._interval_ns, self._ended_ns + share_ns) - now_ns
@@ -100,7 +97,7 @@ class BatchTiming:
 
     def size(self, waiting: int) -> int:
         """Return the size of the next call."""
-        size = min(waiting, self._max_size if self._division.parts == 1 else self._target)  # halves of the same size
+        size = min(waiting, self._max_size if self._division.parts == 1 else self.target)  # halves of the same size
         if size == 1:
             return 1
         self._batches += 1
@@ -115,10 +112,6 @@ class BatchTiming:
             for times in (self._row_ns, self._average_row_ns)
         )
 
-    def _duration_ns(self, size: int) -> float:
-        """Return how long a call takes at least; 0 if no call of such a size was measured."""
-        return size * self._row_ns.get(size.bit_length(), 0)
-
     def record(self, size: int, still_waiting: int, duration_ns: int, now_ns: int) -> None:
         """Record a call with `size` requests that ended at `now_ns` while `still_waiting` others waited."""
         row_ns, kind = duration_ns / size, size.bit_length()
@@ -128,7 +121,7 @@ class BatchTiming:
         self._average_row_ns[kind] = average_ns + (row_ns - average_ns) * min(size / _AVERAGED, 1)
         self._expected = max(size + still_waiting, self._expected * 7 // 8)
         self._division.record(size, self._expected, duration_ns, max(now_ns - duration_ns - self._ended_ns, 0), now_ns)
-        self._target = min(-(-self._expected // self._division.parts), self._max_size)
+        self.target = min(-(-self._expected // self._division.parts), self._max_size)
         self._ended_ns = now_ns
         self._last_ns = duration_ns
         self._average_ns += (duration_ns - self._average_ns) >> _AVERAGE_SHIFT

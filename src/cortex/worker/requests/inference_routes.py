@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +134,7 @@ class InferenceRoutes:
             needs_query_params=False,
             needs_headers=False,
             kind=kind,
-            call=partial(_ignore_arguments, partial(call, connection, route, model)),
+            call=lambda *_: call(connection, route, model),
             signature=INFERENCE if is_infer else _METADATA,
         )
 
@@ -157,9 +156,13 @@ class InferenceRoutes:
     ) -> Encoded | Awaitable[Encoded]:
         call = self._decode(connection, route, model)
         outputs = call.run()
-        return (
-            _finish_later(outputs, partial(self.encode, call)) if isawaitable(outputs) else self.encode(call, outputs)
-        )
+        if not isawaitable(outputs):
+            return self.encode(call, outputs)
+
+        async def finish() -> Encoded:
+            return self.encode(call, await outputs)
+
+        return finish()
 
     def _decode(self, connection: Connection, route: InferenceRoute, model: InferenceModel) -> InferenceCall:
         from cortex.payloads.inference_tensors import decode_request  # noqa: PLC0415 - imports numpy
@@ -191,14 +194,6 @@ class InferenceRoutes:
 def inference_kinds(models: Mapping[str, InferenceModel]) -> set[Kind]:
     """Return the kinds of the methods of a class among the models."""
     return {model.kind for model in models.values() if isinstance(model, MethodModel)}
-
-
-async def _finish_later(outputs: Awaitable[Arrays], finish: Callable[[Arrays], Encoded]) -> Encoded:
-    return finish(await outputs)
-
-
-def _ignore_arguments(call: Callable[[], Any], *_: Any) -> Any:
-    return call()
 
 
 def _signature(model: InferenceModel, route: InferenceRoute) -> ModelSignature:

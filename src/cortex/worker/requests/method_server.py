@@ -92,10 +92,13 @@ class MethodServer(RequestServer):
         self._batched = batched_method(spec, predictor)
         recorder, numbers = BatchRecorder(file), itertools.count(1)
 
+        def settle(connection: Connection, outcome: Outcome) -> None:
+            self._running += 1
+            self._settle(connection, outcome, 0)
+
         def batcher(caller: Caller, method: BoundMethod) -> RequestBatcher:
             key = predictor.batch_key if method is self._batched else None
             calls = BatchCaller(caller, method, lambda: self.limits.timeout_s, numbers, key)
-            settle = self._settle_batched
             return RequestBatcher(spec, calls, runner, self.loop, recorder, settle, lambda: self._running == 0)
 
         self._decoders: ThreadPoolExecutor | None = None
@@ -296,10 +299,6 @@ class MethodServer(RequestServer):
         else:
             connection.task = self.loop.create_task(self._finish(connection, outcome, deadline_ns))
 
-    def _settle_batched(self, connection: Connection, outcome: Outcome) -> None:
-        self._running += 1
-        self._settle(connection, outcome, 0)
-
     def _stream_on_thread(self, connection: Connection, outcome: UnfinishedCall) -> None:
         self._continue_stream(connection, outcome, self._stream(connection, StreamHead.of_items(outcome.method)))
 
@@ -308,25 +307,19 @@ class MethodServer(RequestServer):
         connection.enter(outcome.method.name)
         is_over = stream.run(outcome.value)
         duration_ns = time.monotonic_ns() - started_ns
-        if is_over:
-            self._runner.wake(partial(self._release_stream, connection, duration_ns))
-        else:
-            thread = threading.get_ident()
-            self._runner.wake(lambda: self._suspend(connection, outcome, stream, thread, duration_ns))
+        thread = threading.get_ident()
 
-    def _release_stream(self, connection: Connection, duration_ns: int) -> None:
-        self._runner.durations.record(duration_ns)
-        self._on_threads -= 1
-        self._release(connection)
+        def leave_thread() -> None:
+            self._runner.durations.record(duration_ns)
+            self._on_threads -= 1
+            if is_over:
+                self._release(connection)
+            else:
+                self._suspended += 1
+                self._free_slot()
+                self.loop.create_task(self._resume(connection, outcome, stream, thread))
 
-    def _suspend(
-        self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int, duration_ns: int
-    ) -> None:
-        self._runner.durations.record(duration_ns)
-        self._on_threads -= 1
-        self._suspended += 1
-        self._free_slot()
-        self.loop.create_task(self._resume(connection, outcome, stream, thread))
+        self._runner.wake(leave_thread)
 
     async def _resume(
         self, connection: Connection, outcome: UnfinishedCall, stream: ResponseStream, thread: int
@@ -338,16 +331,16 @@ class MethodServer(RequestServer):
         await stream.writable()
         self._runner.require_threads()
 
+        def occupy_again() -> None:
+            self._suspended -= 1
+            self._occupy_slot()
+            self._on_threads += 1
+
         def go_on() -> None:
-            self._runner.wake(self._occupy_again)
+            self._runner.wake(occupy_again)
             self._continue_stream(connection, outcome, stream)
 
         self._runner.submit(go_on, thread)
-
-    def _occupy_again(self) -> None:
-        self._suspended -= 1
-        self._occupy_slot()
-        self._on_threads += 1
 
     async def _finish(self, connection: Connection, outcome: Outcome, deadline_ns: int) -> None:
         started_ns = time.monotonic_ns()

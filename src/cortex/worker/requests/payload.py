@@ -177,7 +177,12 @@ def encode(result: Any, json_strings: bool = False) -> Encoded:
         return _encode_response(result, responses.Response)
     images = sys.modules.get("PIL.Image")  # likewise
     if images is not None and isinstance(result, images.Image):
-        return Encoded(200, PNG, _encode_image(result))
+        file = io.BytesIO()
+        try:
+            result.save(file, "PNG")
+        except OSError:  # a mode that PNG does not have, such as CMYK
+            result.convert("RGB").save(file, "PNG")
+        return Encoded(200, PNG, file.getvalue())
     if isinstance(result, Encoded):
         return result
     return Encoded(200, JSON, encode_json(result))
@@ -287,24 +292,13 @@ def _encode_response(response: Response, plain: type[Response]) -> Encoded:
     return Encoded(response.status_code, media_type, bytes(response.body), headers, response.background)
 
 
-def _encode_image(image: Any) -> bytes:
-    file = io.BytesIO()
-    try:
-        image.save(file, "PNG")
-    except OSError:  # a mode that PNG does not have, such as CMYK
-        image.convert("RGB").save(file, "PNG")
-    return file.getvalue()
-
-
 def _encode_model(model: Any) -> bytes:
     """Return the JSON of a pydantic model, whose parts may also be values that only Cortex encodes."""
     serializer = type(model).__pydantic_serializer__
-    json_text: bytes = serializer.to_json(model, by_alias=True, fallback=_plain_copy)
+    json_text: bytes = serializer.to_json(
+        model, by_alias=True, fallback=lambda value: _PlainCopy().convert(value, "result")
+    )
     return json_text
-
-
-def _plain_copy(value: Any) -> Any:
-    return _PlainCopy().convert(value, "result")
 
 
 def _encode_other(value: Any) -> orjson.Fragment:

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterable
 from pathlib import Path
 from typing import Any
 
@@ -76,29 +75,25 @@ def _call(spec: ReplicaSpec, predictor: BoundPredictor, method: BoundMethod, loo
     headers = make_headers([(b"content-type", JSON)]) if method.needs_headers else None
     if batched_method(spec, predictor) is not None:
         method = for_one(method)
-    result = _awaited(method.call(payload, query_params, headers), loop)
+    result = method.call(payload, query_params, headers)
+
+    async def wait() -> Any:
+        return await result
+
+    async def exhaust() -> None:
+        async for chunk in result:
+            encode_chunk(chunk)
+
+    if result_kind(result) == "async":
+        result = loop.run_until_complete(wait())
     kind = result_kind(result)
     if kind == "generator":
         for chunk in result:
             encode_chunk(chunk)
     elif kind == "async_generator":
-        loop.run_until_complete(_exhaust(result))
+        loop.run_until_complete(exhaust())
     else:
         encode(split_callback(result, predictor.generation)[0], predictor.generation.json_only)
-
-
-def _awaited(result: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """Return the result of an awaitable; anything else unchanged."""
-
-    async def wait() -> Any:
-        return await result
-
-    return loop.run_until_complete(wait()) if result_kind(result) == "async" else result
-
-
-async def _exhaust(chunks: AsyncIterable[Any]) -> None:
-    async for chunk in chunks:
-        encode_chunk(chunk)
 
 
 def _time_out(spec: ReplicaSpec, channel: Channel, thread: int) -> None:

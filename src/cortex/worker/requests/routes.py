@@ -18,8 +18,7 @@ from cortex.payloads.path_template import PathTemplate, canonical_path
 from cortex.predictor.binding import BoundMethod
 from cortex.predictor.bound_routes import BoundRoute
 from cortex.worker.http.connection import CLIENT_CLOSED_REQUEST, Connection
-from cortex.worker.http.connection_pool import ConnectionPool
-from cortex.worker.http.gateway_clock import GatewayClock
+from cortex.worker.http.connection_pool import ConnectionPool, GatewayClock
 from cortex.worker.http.responses import NO_HEADERS, ValidHeaders, response_head
 from cortex.worker.monitoring.metrics import MetricFile
 from cortex.worker.monitoring.route_metrics import MAX_ROUTES, OTHER, RouteRecorder

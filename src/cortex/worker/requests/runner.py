@@ -76,7 +76,11 @@ class Runner:
                 self.inline = False
             else:
                 self._run_threads()
-                self._run_rest()
+                self.is_switching = True
+                while not self._tasks.empty():
+                    if (task := self._tasks.get()) is not None:
+                        task()
+                self.is_switching = False
                 # Only now does the loop run on this thread; calls were queued until here.
                 self.inline = self._may_inline
 
@@ -172,9 +176,13 @@ class Runner:
             self._loop.run_forever()
 
     def _run_threads(self) -> None:
+        def run_handler() -> None:
+            _ensure_current_loop()
+            self._run_tasks()
+
         threads = [threading.Thread(target=self._run_loop, name="event-loop", daemon=True)]
         threads += [
-            threading.Thread(target=self._run_handler, name=f"handler-{number}", daemon=True)
+            threading.Thread(target=run_handler, name=f"handler-{number}", daemon=True)
             for number in range(1, self._threads)
         ]
         for thread in threads:
@@ -182,18 +190,6 @@ class Runner:
         self._run_tasks()
         for thread in threads:
             thread.join()
-
-    def _run_rest(self) -> None:
-        self.is_switching = True
-        while not self._tasks.empty():
-            task = self._tasks.get()
-            if task is not None:
-                task()
-        self.is_switching = False
-
-    def _run_handler(self) -> None:
-        _ensure_current_loop()
-        self._run_tasks()
 
     def _run_tasks(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -288,18 +284,15 @@ class CallDurations:
         self._calls += 1
         if self._calls >= DECAY_CALLS:
             self._calls = 0
-            self._decay()
+            if self._is_warm:
+                self._excess -= self._excess >> _DECAY_SHIFT
+                if not self.are_short and self._excess <= 0:
+                    self._set(True)
+            else:
+                self._is_warm = True
+                self._excess = 0
         if self.are_short and self._excess > 0:
             self._set(False)
-
-    def _decay(self) -> None:
-        if not self._is_warm:
-            self._is_warm = True
-            self._excess = 0
-            return
-        self._excess -= self._excess >> _DECAY_SHIFT
-        if not self.are_short and self._excess <= 0:
-            self._set(True)
 
     def _set(self, are_short: bool) -> None:
         self.are_short = are_short

@@ -341,21 +341,18 @@ class _AsgiCall:
 
     async def _run(self) -> None:
         try:
-            await self._call()
+            try:
+                await contain_exit(self._response(self._scope, self._receive, self._send))
+            except asyncio.CancelledError as error:
+                if self._closing:
+                    raise
+                raise RuntimeError("the response cancelled itself") from error
         except Exception as exc:
             if self._body_sent:
                 raise  # from the background task
             self._error = exc
         if not self._body_sent:
             await self._messages.put(None)
-
-    async def _call(self) -> None:
-        try:
-            await contain_exit(self._response(self._scope, self._receive, self._send))
-        except asyncio.CancelledError as error:
-            if self._closing:
-                raise
-            raise RuntimeError("the response cancelled itself") from error
 
     async def _send(self, message: Any) -> None:
         if message["type"] not in ("http.response.start", "http.response.body"):
