@@ -28,7 +28,7 @@ from cortex.processes.memory import memory_use
 from cortex.processes.process_tree import stat_fields
 from cortex.supervisor.exit_reasons import resident_bytes, restart_delay_s
 from cortex.supervisor.listeners import ReplicaListeners
-from cortex.supervisor.process_slot import Fork, ProcessSlot
+from cortex.supervisor.process_slot import Fork, ProcessSlot, with_output_pipes
 from cortex.supervisor.request_worker_slot import RequestWorkerSlot
 from cortex.worker.channel import Channel
 from cortex.worker.forks.fork_server import WorkerDescriptors, run_request_fork_server
@@ -71,30 +71,16 @@ class ForkServerSlot(ProcessSlot):
         """The memory of the process, with its share of what it shares."""
         return _memory_bytes(self.pid, self._spec.mem_limit_bytes)
 
-    def take_interrupted(self) -> str:
-        """Return what ran in the process that died: never anything."""
-        return ""
-
     def fork_worker(self, slot: ProcessSlot, channel: Channel) -> tuple[None, int, int]:
         """Request a process of `slot`; return the read ends of its stdout and stderr. Raises: OSError."""
-        pipes: list[int] = []
-        try:
-            pipes += os.pipe()
-            pipes += os.pipe()
-            stdout_read, stdout_write, stderr_read, stderr_write = pipes
-            fds = WorkerDescriptors(channel.fileno(), stdout_write, stderr_write)
+
+        def request(stdout: int, stderr: int) -> None:
+            fds = WorkerDescriptors(channel.fileno(), stdout, stderr)
             fields = {"index": slot.index, **asdict(self._spec.limits)}
             if self.channel is None or not self.channel.send("fork", fds=fds, **fields):
                 raise OSError("the fork server does not respond")
-        except OSError:
-            for fd in pipes:
-                os.close(fd)
-            raise
-        for fd in (stdout_write, stderr_write):
-            os.close(fd)
-        for fd in (stdout_read, stderr_read):
-            os.set_blocking(fd, False)
-        return None, stdout_read, stderr_read
+
+        return with_output_pipes(request)
 
     def demand(self) -> None:
         """Start the process at the next tick if it does not run, and unless the last one has just failed."""
@@ -131,20 +117,8 @@ class ForkServerSlot(ProcessSlot):
     def _workers(self) -> list[PreloadedWorkerSlot]:
         return [worker for worker in self._all_workers if isinstance(worker, PreloadedWorkerSlot)]
 
-    def _on_start(self) -> None:
-        pass
-
-    def _tick_without_process(self) -> None:
-        pass
-
-    def _tick_process(self, now: float) -> None:
-        pass
-
     def _tick_stop(self, now: float) -> None:
         self.kill()  # its workers go on
-
-    def _on_dead(self, death: Death) -> Death:
-        return death
 
 
 class PreloadedWorkerSlot(RequestWorkerSlot):

@@ -114,9 +114,6 @@ class JobWorkerSlot(ProcessSlot):
             self._is_stop_sent = False  # the previous process may have received it too late
             self.models.on_start()
 
-    def _tick_without_process(self) -> None:
-        pass
-
     def _tick_process(self, now: float) -> None:
         deadline_ns = self._shared_state.deadline_ns
         if deadline_ns and self._clock_ns() > deadline_ns:

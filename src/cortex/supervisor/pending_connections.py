@@ -39,6 +39,7 @@ _LONG_BUFFER_BYTES = 2 * HEAD_MAX_BYTES
 _REQUEST_LINE = re.compile(rb"[A-Z-]{1,32} [!-~\x80-\xff]+ HTTP/1\.[01]\r\n")
 _METHOD_START = re.compile(rb"[A-Z-]{1,32}(?: |$)")
 _HEAD_END = b"\r\n\r\n"
+_ESTABLISHED = 1  # <netinet/tcp.h>
 
 _NOT_HTTP = error_response(400, "the request is not valid HTTP", "")
 _TOO_LONG = error_response(400, f"the head of the request is longer than {HEAD_MAX_BYTES} bytes", "")
@@ -133,9 +134,10 @@ class PendingConnections:
     def _peek(self, pending: _Pending) -> None:
         sock = pending.sock
         try:
-            if pending.size and _unread_bytes(sock) <= pending.size:
+            unread = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, b"\0\0\0\0"))[0] if pending.size else 0
+            if pending.size and unread <= pending.size:
                 # Woken without new data: the client sends no more, or the kernel is short of memory.
-                if _is_established(sock):
+                if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED:  # both ends may send
                     self._unwatch_pending(pending)
                 else:
                     self._drop(pending)
@@ -156,7 +158,11 @@ class PendingConnections:
                 del self._pending[sock.fileno()]
                 self._admit(sock)
             else:
-                self._refuse(pending, _REFUSALS[verdict])
+                pending.is_refused = True
+                pending.until = time.monotonic() + _LINGER_S
+                with contextlib.suppress(OSError):  # the client is gone; the connection is closed at its deadline
+                    sock.send(_REFUSALS[verdict])
+                    sock.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             self._await_more(pending)
         except OSError:
@@ -179,23 +185,7 @@ class PendingConnections:
             pending.is_watched = False
             self._unwatch(pending.sock.fileno())
 
-    def _refuse(self, pending: _Pending, response: bytes) -> None:
-        pending.is_refused = True
-        pending.until = time.monotonic() + _LINGER_S
-        with contextlib.suppress(OSError):  # the client is gone; the connection is closed at its deadline
-            pending.sock.send(response)
-            pending.sock.shutdown(socket.SHUT_WR)
-
     def _drop(self, pending: _Pending) -> None:
         self._unwatch_pending(pending)
         del self._pending[pending.sock.fileno()]
         pending.sock.close()
-
-
-def _unread_bytes(sock: socket.socket) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, b"\0\0\0\0"))[0])
-
-
-def _is_established(sock: socket.socket) -> bool:
-    """Return whether both ends may still send."""
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1

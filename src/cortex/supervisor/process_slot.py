@@ -39,7 +39,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from cortex.lifecycle import DeathCause, ProcessState
 from cortex.processes.orphans import end_with_parent
@@ -55,6 +55,8 @@ from cortex.supervisor.models.worker_models import WorkerModels
 from cortex.worker.channel import Channel
 from cortex.worker.monitoring.request_log import mark_streams
 from cortex.worker.spec import Death, ProcessStatus, ReplicaSpec, StartFailure
+
+T = TypeVar("T")
 
 #: Raised so that the kernel kills the user's code, and not its supervisor, when memory runs out.
 _WORKER_OOM_SCORE = 500
@@ -127,9 +129,9 @@ class ProcessSlot(ABC):
     def is_busy(self) -> bool:
         """Return whether deadlines or limits need frequent checks."""
 
-    @abstractmethod
     def take_interrupted(self) -> str:
         """Return the names of what ran in the process that died, once; empty if nothing did."""
+        return ""
 
     @property
     def status(self) -> ProcessStatus:
@@ -165,20 +167,17 @@ class ProcessSlot(ABC):
             finally:
                 theirs.close()
         except OSError as error:  # no more processes, descriptors or memory: others may end
-            self._on_refused_start(error)
+            if self.channel is not None:
+                self.channel.close()
+                self.channel = None
+            self._failed_starts += 1
+            reason = f"the process could not be started: {error.strerror or error}"
+            self._failure = StartFailure(reason, summary=reason)
+            self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
+            self.state = ProcessState.BACKING_OFF
             return
         self.outputs = {stdout: "o", stderr: "e"}
         self.state = ProcessState.STARTING
-
-    def _on_refused_start(self, error: OSError) -> None:
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-        self._failed_starts += 1
-        reason = f"the process could not be started: {error.strerror or error}"
-        self._failure = StartFailure(reason, summary=reason)
-        self._start_at = time.monotonic() + restart_delay_s(self._failed_starts, 0)
-        self.state = ProcessState.BACKING_OFF
 
     def on_message(self, message: dict[str, Any]) -> None:
         """Handle a message of the process. Raises: KeyError, TypeError, ValueError if user code wrote it."""
@@ -353,49 +352,58 @@ class ProcessSlot(ABC):
 
     # Hooks for subclasses.
 
-    @abstractmethod
-    def _on_start(self) -> None:
+    def _on_start(self) -> None:  # noqa: B027 - the fork server has none
         """Reset the state of the previous process."""
 
-    @abstractmethod
-    def _tick_without_process(self) -> None:
+    def _tick_without_process(self) -> None:  # noqa: B027 - only requests wait
         """Run the periodic work of a slot that backs off."""
 
-    @abstractmethod
-    def _tick_process(self, now: float) -> None:
+    def _tick_process(self, now: float) -> None:  # noqa: B027 - as `_on_start`
         """Run the periodic work of a process that is ready or being stopped."""
 
     @abstractmethod
     def _tick_stop(self, now: float) -> None:
         """Continue a stop."""
 
-    @abstractmethod
     def _on_dead(self, death: Death) -> Death:
         """Handle what was running in the process; return the death with details of that."""
+        return death
 
 
 def fork(slot: ProcessSlot, channel: Channel) -> tuple[int, int, int]:
     """Start a process of `slot`; return its pid and the read ends of its stdout and stderr. Raises: OSError."""
+    parent = os.getpid()
+
+    def start(stdout: int, stderr: int) -> int:
+        if (pid := os.fork()) == 0:
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            _become_worker(slot, channel, parent)
+        return pid
+
+    return with_output_pipes(start)
+
+
+def with_output_pipes(start: Callable[[int, int], T]) -> tuple[T, int, int]:
+    """Start a process with the write ends of pipes for its output; return the result and the read ends.
+
+    Raises: OSError.
+    """
     pipes: list[int] = []
     try:
         pipes += os.pipe()
         pipes += os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
+        stdout_read, stdout_write, stderr_read, stderr_write = pipes
+        result = start(stdout_write, stderr_write)
     except OSError:
         for fd in pipes:
             os.close(fd)
         raise
-    stdout_read, stdout_write, stderr_read, stderr_write = pipes
-    if pid == 0:
-        os.dup2(stdout_write, 1)
-        os.dup2(stderr_write, 2)
-        _become_worker(slot, channel, parent)
     for fd in (stdout_write, stderr_write):
         os.close(fd)
     for fd in (stdout_read, stderr_read):
         os.set_blocking(fd, False)
-    return pid, stdout_read, stderr_read
+    return result, stdout_read, stderr_read
 
 
 def _become_worker(slot: ProcessSlot, channel: Channel, parent: int) -> NoReturn:

@@ -49,11 +49,7 @@ class RequestWorkerSlot(ProcessSlot):
         on_end: Callable[[int | None], None] = lambda status: None,
         others: Callable[[int], Iterable[RequestWorkerSlot]] = lambda index: (),
     ) -> None:
-        """Create a slot.
-
-        `on_end` is that of `ConnectionTable`. `others` returns the slots of a replica
-        but that of an index.
-        """
+        """Create a slot: `on_end` as of `ConnectionTable`; `others` returns the slots of a replica but an index."""
         super().__init__(spec, index, fork, is_standby)
         self._others = others
         self._listeners = listeners
@@ -153,12 +149,6 @@ class RequestWorkerSlot(ProcessSlot):
         if not self.channel.send("connection", fd=fd, index=index, once=once):
             self._not_handed_over.append(index)  # the process is busy and does not read: retry at the next tick
 
-    def _retry_hand_overs(self) -> None:
-        indexes, self._not_handed_over = self._not_handed_over, []
-        for index in indexes:
-            if index in self._connections.open:
-                self._hand_over(index)
-
     # Successor.
 
     def take_over(self, other: RequestWorkerSlot, successor: Callable[[], RequestWorkerSlot]) -> None:
@@ -215,7 +205,10 @@ class RequestWorkerSlot(ProcessSlot):
 
     def _tick_process(self, now: float) -> None:
         self._enforce_deadlines(now)
-        self._retry_hand_overs()
+        indexes, self._not_handed_over = self._not_handed_over, []
+        for index in indexes:
+            if index in self._connections.open:
+                self._hand_over(index)
         self._send_retire()
         stalled_s = self._stall_detector.stalled_s(now, self._connections.open, self._connections.shared_state)
         if stalled_s > self._spec.timeout_s:

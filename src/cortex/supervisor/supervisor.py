@@ -123,7 +123,12 @@ class Supervisor:
         try:
             self._spec = self._listeners.open()
         except OSError as error:
-            self._refuse_start(f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}")
+            reason = f"can't listen on {error.filename or self._spec.listen_host}: {error.strerror or error}"
+            self._log.line(0, SUPERVISOR, reason)
+            for index in range(len(self._spec.sockets)):
+                worker = RequestWorkerSlot(self._spec, index, self._listeners, fork)
+                worker.refuse_start(reason)
+                self._workers.append(worker)
             return
         gc.collect()
         self._spec = replace(self._spec, working_copies=test.finish().value)
@@ -152,15 +157,8 @@ class Supervisor:
             )
             self._tick_models(time.monotonic())
         else:
-            for worker in self._everyone():
-                self.start(worker)
-
-    def _refuse_start(self, reason: str) -> None:
-        self._log.line(0, SUPERVISOR, reason)
-        for index in range(len(self._spec.sockets)):
-            worker = RequestWorkerSlot(self._spec, index, self._listeners, fork)
-            worker.refuse_start(reason)
-            self._workers.append(worker)
+            for slot in self._everyone():
+                self.start(slot)
 
     def _create_worker(self, index: int) -> ProcessSlot:
         if self._spec.jobs_socket is not None:

@@ -80,18 +80,8 @@ class ModelRollout:
         self._fall_backs = 0
         self._seen: object = None
         self._check_at = 0.0
-        self._status = ModelsStatus()
-        self._using: set[str] = set()
-
-    @property
-    def status(self) -> ModelsStatus:
-        """The served versions, and the problems of others."""
-        return self._status
-
-    @property
-    def using(self) -> set[str]:
-        """Contents that processes have loaded, or that their successors may load."""
-        return self._using
+        self.status = ModelsStatus()  #: the served versions, and the problems of others
+        self.using: set[str] = set()  #: contents that processes have loaded, or that their successors may load
 
     def on_catalogue(self, news: CatalogueUpdate) -> None:
         """Handle an update of the model agent.
@@ -118,8 +108,11 @@ class ModelRollout:
         if self._unwritten is not None and self._serving is not None:
             self._write(self._serving)
         self._seen = self._signature(away)
-        self._status = self._describe(away)
-        self._using = self._find_used()
+        self.status = self._describe(away)
+        self.using = {version.digest for worker in self._everyone() for version in worker.models.loaded}
+        for worker in self._everyone():
+            if worker.models.catalogue is not None:
+                self.using |= {model.latest.digest for model in worker.models.catalogue.models}
 
     def _signature(self, away: bool) -> object:
         workers = [(worker.state, worker.pid, id(worker.models.loaded)) for worker in self._everyone()]
@@ -132,7 +125,12 @@ class ModelRollout:
             return
         target = servable(self._confirmed, self._avoided(now), self._serving)
         if self._is_prepared(target):
-            self._swap(target)
+            standbys, self.standbys = self.standbys, []
+            for index, new in enumerate(standbys):
+                old, self._workers[index] = self._workers[index], new
+                self._supervisor.swap(old, new)
+            self._serving = None
+            self._adopt(target)
             return
         if not any(worker.state is ProcessState.READY for worker in self._workers):
             self._start_with(target)
@@ -151,14 +149,14 @@ class ModelRollout:
 
     def _takes_new_process(self, target: Catalogue) -> bool:
         assert self._serving is not None
-        return not self._source.is_cached and needs_new_process(self._serving, target, self._loaded())
+        return not self._source.is_cached and needs_new_process(self._serving, target, _loaded_by(self._workers))
 
     def _is_prepared(self, target: Catalogue) -> bool:
         """Return whether the standbys are ready and have loaded `target`, or an equivalent."""
         if not self.standbys or any(worker.state is not ProcessState.READY for worker in self.standbys):
             return False
         present = self.standbys[0].models.catalogue
-        return present is not None and not needs_new_process(present, target, self._loaded_by(self.standbys))
+        return present is not None and not needs_new_process(present, target, _loaded_by(self.standbys))
 
     def _wait(self, reason: str | None) -> None:
         for worker in self._workers:
@@ -211,7 +209,7 @@ class ModelRollout:
         if self.standbys:
             present = self.standbys[0].models.catalogue
             assert present is not None
-            if not needs_new_process(present, target, self._loaded_by(self.standbys)):
+            if not needs_new_process(present, target, _loaded_by(self.standbys)):
                 return
             self._drop_standbys()
         asked = frozenset[tuple[str, str]]().union(*(worker.models.asked for worker in self._workers))
@@ -222,14 +220,6 @@ class ModelRollout:
             worker.models.catalogue, worker.models.extra_versions = target, extra_versions
             self.standbys.append(worker)
             self._supervisor.start(worker)
-
-    def _swap(self, target: Catalogue) -> None:
-        standbys, self.standbys = self.standbys, []
-        for index, new in enumerate(standbys):
-            old, self._workers[index] = self._workers[index], new
-            self._supervisor.swap(old, new)
-        self._serving = None
-        self._adopt(target)
 
     def _drop_standbys(self) -> None:
         for worker in self.standbys:
@@ -281,22 +271,9 @@ class ModelRollout:
         yield from self._workers
         yield from self.standbys
 
-    def _loaded(self) -> frozenset[LoadedVersion]:
-        return self._loaded_by(self._workers)
-
-    def _loaded_by(self, workers: list[ProcessSlot]) -> frozenset[LoadedVersion]:
-        return frozenset().union(*(worker.models.loaded for worker in workers))
-
-    def _find_used(self) -> set[str]:
-        digests = {version.digest for worker in self._everyone() for version in worker.models.loaded}
-        for worker in self._everyone():
-            if worker.models.catalogue is not None:
-                digests |= {model.latest.digest for model in worker.models.catalogue.models}
-        return digests
-
     def _describe(self, away: bool) -> ModelsStatus:
         serving = self._serving or Catalogue(())
-        loaded = self._loaded()
+        loaded = _loaded_by(self._workers)
         versions = [
             ServedVersion(
                 model.name,
@@ -324,8 +301,10 @@ class ModelRollout:
         problems += [self._unwritten] if self._unwritten is not None else []
         confirmed = self._confirmed or Catalogue(())
         there = {(model.name, version.digest) for model, version in confirmed.versions()}
-        loaded = {(version.model, version.digest) for version in self._loaded()}
-        known = {key: bad for key, bad in self._bad.items() if key in there or self._is_candidate(key)}
+        loaded = {(version.model, version.digest) for version in _loaded_by(self._workers)}
+        candidate = self._candidate or Catalogue(())
+        present = there | {(model.name, version.digest) for model, version in candidate.versions()}
+        known = {key: bad for key, bad in self._bad.items() if key in present}
         self._bad = {key: bad for key, bad in known.items() if key not in loaded}
         problems += [bad.problem for key, bad in self._bad.items() if key in there]
         if self.standbys and time.time() - self._standby_since > SLOW_LOAD_S:
@@ -341,9 +320,9 @@ class ModelRollout:
         shown = {(problem.model, problem.version, problem.message): problem for problem in problems}
         return [replace(problem, model="") if problem.model == DEFAULT_MODEL else problem for problem in shown.values()]
 
-    def _is_candidate(self, key: tuple[str, str]) -> bool:
-        model = self._candidate.by_name.get(key[0]) if self._candidate else None
-        return model is not None and any(version.digest == key[1] for version in model.versions)
+
+def _loaded_by(workers: list[ProcessSlot]) -> frozenset[LoadedVersion]:
+    return frozenset().union(*(worker.models.loaded for worker in workers))
 
 
 def servable(target: Catalogue, bad: Collection[tuple[str, str]], serving: Catalogue | None) -> Catalogue:
