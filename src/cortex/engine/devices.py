@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,9 +60,9 @@ def assign(spec: ReplicaSpec, inventory: Inventory, running: Iterable[ReplicaSpe
 
 async def find_devices(environ: Mapping[str, str], device_dir: Path = DEVICE_DIR) -> Inventory:
     """Detect the resources of this machine, limited by `CUDA_VISIBLE_DEVICES` in `environ`. Never raises."""
-    chips = await asyncio.to_thread(_chips, device_dir)
+    names = (re.fullmatch(r"neuron(\d+)", path.name) for path in device_dir.glob("neuron*"))
     inventory = Inventory(
-        chips=chips,
+        chips=tuple(sorted(int(match[1]) for match in names if match)),
         cores=usable_processors(),
         memory_bytes=usable_memory_bytes(psutil.virtual_memory().total),
     )
@@ -109,32 +109,19 @@ async def query_gpus(environ: Mapping[str, str], fields: str, timeout_s: float) 
     if program is None:
         raise NoAnswerError(f"{_PROGRAM} is not on PATH")
     command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    pipe, null, stdout = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL, asyncio.subprocess.STDOUT
     try:
-        code, output = await _run(command, environ, timeout_s)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=dict(environ), stdin=null, stdout=pipe, stderr=stdout
+        )
+        async with asyncio.timeout(timeout_s):
+            output = (await process.communicate())[0].decode(errors="replace")
     except TimeoutError:
+        process.kill()  # without waiting for its end, which a hanging driver prevents
         raise NoAnswerError(f"{_PROGRAM} did not answer within {timeout_s:.0f} s") from None
     except OSError as error:
         raise NoAnswerError(f"{_PROGRAM} can't be run: {error.strerror or error}") from None
-    if code:
-        message = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {code}"
+    if process.returncode:
+        message = next(iter(output.split("\n")), "").strip() or f"it ended with exit code {process.returncode}"
         raise NoAnswerError(f"{_PROGRAM} failed: {message}")
     return output
-
-
-async def _run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(
-        *command, env=dict(environ), stdin=null, stdout=pipe, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()  # without waiting for its end, which a hanging driver prevents
-        raise
-    return process.returncode or 0, output.decode(errors="replace")
-
-
-def _chips(device_dir: Path) -> tuple[int, ...]:
-    names = (re.fullmatch(r"neuron(\d+)", path.name) for path in device_dir.glob("neuron*"))
-    return tuple(sorted(int(match[1]) for match in names if match))

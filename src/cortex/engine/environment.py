@@ -338,7 +338,8 @@ class _Build:
         base = {key: value for key, value in environ.items() if key not in _LEFT_OUT}
         base |= uv_settings(base) | variables
         base |= self.target.variables(base)
-        await asyncio.to_thread(self._clear)
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)  # a killed build leaves files
+        self.folder.mkdir(mode=0o700, parents=True)
         try:
             with self.log_file.open("wb", buffering=0) as log:
                 installer = Installer(self.project_dir, base, log, lock, on_line)
@@ -351,11 +352,6 @@ class _Build:
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
             raise
-
-    def _clear(self) -> None:
-        # A killed build leaves files.
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700, parents=True)
 
     async def _create(self, installer: Installer) -> None:
         prefix = self.folder / "env"
@@ -387,7 +383,10 @@ class _Build:
             if self.compiles:
                 command.append("--compile-bytecode")
             if self.names_project_files:
-                installer = replace(installer, folder=await asyncio.to_thread(self._copy_project))
+                project = self.folder / "project"
+                # Builds of packages write into their folders, and editable packages stay there.
+                copy = Path(await asyncio.to_thread(shutil.copytree, self.project_dir, project, symlinks=True))
+                installer = replace(installer, folder=copy)
             if self.files.pip:
                 command += ["--requirement", self.files.pip]
             await self._step(installer, self._packages, [*command, *self.files.packages])
@@ -397,13 +396,6 @@ class _Build:
         """The packages that uv installs, for messages."""
         models = f"packages of the models ({', '.join(self.files.packages)})" if self.files.packages else ""
         return " and ".join(filter(None, [self.files.pip, models]))
-
-    def _copy_project(self) -> Path:
-        """Copy the project into the environment, for packages of the project.
-
-        Their builds write into their folders, and editable packages stay there.
-        """
-        return Path(shutil.copytree(self.project_dir, self.folder / "project", symlinks=True))
 
     def _conda(self, installer: Installer, action: str) -> list[str]:
         path = installer.environ.get("PATH")

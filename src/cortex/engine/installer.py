@@ -61,7 +61,18 @@ class Installer:
         # Not a pipe of asyncio: waiting for the process would also wait for the end of its output, which a child that
         # it left running may never close.
         output, child_end = os.pipe()
-        starting = asyncio.create_task(self._start(command, child_end))
+        starting = asyncio.create_task(
+            asyncio.create_subprocess_exec(
+                *command,
+                cwd=self.folder,
+                env=dict(self.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=child_end,
+                stderr=child_end,
+                start_new_session=True,
+                pass_fds=(self.lock,),
+            )
+        )
         try:
             process = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -77,18 +88,6 @@ class Installer:
             os.close(child_end)
         # The transport closes the pipe, uvloop's a moment later: closing it here too could close a reused descriptor.
         await self._wait(process, os.fdopen(output, "rb", buffering=0))
-
-    async def _start(self, command: Sequence[str], output: int) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            cwd=self.folder,
-            env=dict(self.environ),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=(self.lock,),
-        )
 
     async def _wait(self, process: asyncio.subprocess.Process, pipe: BinaryIO) -> None:
         stream = asyncio.StreamReader(limit=_MAX_LINE_BYTES)

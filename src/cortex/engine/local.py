@@ -264,7 +264,11 @@ class LocalEngine:
             try:
                 self._send_limits(running)
                 self._send_stop(running)
-                await self._follow(running, reader)
+                while line := await reader.readline():
+                    status = ReplicaStatus.from_json(line.decode())
+                    if status != running.status:
+                        running.status = status
+                        self._on_change()
             except (OSError, ValueError):
                 self._logger.warning("connection to a supervisor broke", replica=running.spec.id)
             finally:
@@ -273,13 +277,6 @@ class LocalEngine:
             await asyncio.sleep(_EXIT_POLL_S)
         await self._on_gone(running, was_connected)
 
-    async def _follow(self, running: _Running, reader: StreamReader) -> None:
-        while line := await reader.readline():
-            status = ReplicaStatus.from_json(line.decode())
-            if status != running.status:
-                running.status = status
-                self._on_change()
-
     async def _on_gone(self, running: _Running, was_connected: bool) -> None:
         spec = running.spec
         self._running.pop(spec.id, None)
@@ -287,7 +284,9 @@ class LocalEngine:
         if running.killer:
             running.killer.cancel()
         if not was_connected:
-            self._log_output(spec)
+            text = output_tail(Path(spec.run_dir) / _OUTPUT_FILE, _OUTPUT_TAIL_BYTES)
+            _write_log(spec, text.splitlines())
+            self._logger.error("supervisor could not start", api=spec.api, replica=spec.id, output=text[-2000:])
         elif running.stop_drain_s is None:
             _write_log(spec, [f"the supervisor, process {running.supervisor.pid}, died: its processes end"])
         if running.stop_drain_s is None:
@@ -317,11 +316,6 @@ class LocalEngine:
         finally:
             del self._ending[running.spec.id]
             self._on_change()  # their devices are free
-
-    def _log_output(self, spec: ReplicaSpec) -> None:
-        text = output_tail(Path(spec.run_dir) / _OUTPUT_FILE, _OUTPUT_TAIL_BYTES)
-        _write_log(spec, text.splitlines())
-        self._logger.error("supervisor could not start", api=spec.api, replica=spec.id, output=text[-2000:])
 
     def _send_stop(self, running: _Running) -> None:
         if running.stop_drain_s is not None and running.writer is not None:

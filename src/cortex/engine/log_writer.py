@@ -125,21 +125,16 @@ class LogWriter:
                 notice = f"{dropped} log lines were dropped: {self._dropped_why}\n"
                 block = b"%b %d %b " % (prefix.split()[0], process, SUPERVISOR.encode()) + notice.encode() + block
                 lines = [*lines, *[b""] * dropped]
-            self._put(self._file, block)
+            view = memoryview(b"\n" + block if self._is_torn else block)
+            while view:
+                written = os.write(self._file, view)
+                self._size_bytes += written
+                view = view[written:]
+                # A full disk accepts part of a block. The torn line must not swallow the next one.
+                self._is_torn = bool(view)
         except OSError as error:
             self._dropped += len(lines)
             self._dropped_why = error.strerror or str(error)
-
-    def _put(self, file: int, block: bytes) -> None:
-        if self._is_torn:
-            block = b"\n" + block
-        view = memoryview(block)
-        while view:
-            written = os.write(file, view)
-            self._size_bytes += written
-            view = view[written:]
-            # A full disk accepts part of a block. The torn line must not swallow the next one.
-            self._is_torn = bool(view)
 
     def _timestamp(self) -> bytes:
         # Merging several files relies on times that never decrease; clocks may.

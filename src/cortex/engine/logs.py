@@ -260,13 +260,16 @@ class _Cursor:
         budget = _POLL_BYTES
         while budget > 0:
             # List newer files before the last read of this one: once there is a newer file, this one is final.
-            following = self._following()
+            inodes = self._log.inodes()
+            position = inodes.index(self._inode) + 1 if self._inode in inodes else 0
             while budget > 0 and self._file is not None and (data := self._file.read(_READ_BYTES)):
                 budget -= len(data)
-                lines += self._lines(data)
-            if following is None or budget <= 0:
+                complete, newline, self._rest = (self._rest + data).rpartition(b"\n")
+                if newline:
+                    lines += parse_lines(self._log.replica, complete.split(b"\n"))
+            if position == len(inodes) or budget <= 0:
                 break
-            self._enter(following, 0)
+            self._enter(inodes[position], 0)
         return lines
 
     def close(self) -> None:
@@ -274,11 +277,6 @@ class _Cursor:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _lines(self, data: bytes) -> list[LogLine]:
-        complete, newline, rest = (self._rest + data).rpartition(b"\n")
-        self._rest = rest
-        return list(parse_lines(self._log.replica, complete.split(b"\n"))) if newline else []
 
     def _enter(self, inode: int, offset: int) -> None:
         self.close()
@@ -288,11 +286,6 @@ class _Cursor:
         self._file = self._log.open(inode)
         if self._file is not None:
             self._file.seek(offset)
-
-    def _following(self) -> int | None:
-        inodes = self._log.inodes()
-        position = inodes.index(self._inode) + 1 if self._inode in inodes else 0
-        return inodes[position] if position < len(inodes) else None
 
 
 def parse_lines(replica: str, lines: Iterable[bytes]) -> Iterator[LogLine]:

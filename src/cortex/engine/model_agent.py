@@ -123,16 +123,6 @@ class ModelAgent:
             write_private(self._home.apis_with_models_file, json.dumps(names))
             self._written = names
 
-    def _start(self) -> None:
-        self._started_at = time.monotonic()
-        try:
-            self._home.create()  # the folders may have been removed
-            with self._output.open("wb") as output:
-                self._daemon.start(self._command, output=output, env=self._environ)
-        except OSError as error:
-            raise EngineError(f"the model agent can't be started: {error}") from error
-        self._logger.info("model agent started", pid=self._daemon.pid)
-
     async def _start_until_answering(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         is_started = False
@@ -141,8 +131,15 @@ class ModelAgent:
                 if is_started:
                     output = output_tail(self._output) or "it printed nothing"
                     raise EngineError(f"the model agent ended during startup: {output}")
-                self._start()
                 is_started = True
+                self._started_at = time.monotonic()
+                try:
+                    self._home.create()  # the folders may have been removed
+                    with self._output.open("wb") as output_file:
+                        self._daemon.start(self._command, output=output_file, env=self._environ)
+                except OSError as error:
+                    raise EngineError(f"the model agent can't be started: {error}") from error
+                self._logger.info("model agent started", pid=self._daemon.pid)
             if time.monotonic() > deadline:
                 self._daemon.kill()
                 raise EngineError(f"the model agent did not answer within {START_TIMEOUT_S:g} s and was killed")
