@@ -164,7 +164,12 @@ class Call:
             except RpcError as error:
                 self._end(error.code, error.message)
         elif not self.is_over:
-            self._on_disconnected()
+            self._set_over(grpc.StatusCode.CANCELLED)
+            self._was_closed = True
+            self._connection.count_disconnect()
+            was_cut_off = self._connection.open  # it has read nothing for too long
+            cancels = was_cut_off or self._server.connections.cancels_calls
+            self._stop(grpc.RpcError("the client has disconnected"), cancels)
 
     def receive_data(self, data: bytes) -> None:
         """Refuse bytes of other protocols: calls are never upgraded."""
@@ -292,7 +297,11 @@ class Call:
             return
         self._set_over(code)
         if self._is_running and not self.rpc.is_async:
-            self._abandon(code, message)
+            # User code goes on: respond, and close the connection.
+            if self._is_grpc:
+                self._connection.abandon_messages(code, message)
+            else:
+                self._connection.abandon_json(self._http_status(code), code.name, message)
         else:
             self._respond(code, message, None)
         self._was_closed = self._connection.is_cut_off
@@ -303,13 +312,6 @@ class Call:
         self._refusal = error
         is_large = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         self._end(grpc.StatusCode.RESOURCE_EXHAUSTED if is_large else grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    def _on_disconnected(self) -> None:
-        self._set_over(grpc.StatusCode.CANCELLED)
-        self._was_closed = True
-        self._connection.count_disconnect()
-        was_cut_off = self._connection.open  # it has read nothing for too long
-        self._stop(grpc.RpcError("the client has disconnected"), was_cut_off or self._server.connections.cancels_calls)
 
     def _stop(self, error: Exception, only_if: bool = True) -> None:
         """Interrupt user code: its iterator raises `error`, and its task is cancelled if `only_if`."""
@@ -322,17 +324,18 @@ class Call:
 
     def _cancel(self) -> None:
         """Cancel the task of the call, and once more if its clean-up is late."""
+
+        def cancel_again() -> None:
+            log_late_cleanup(self._request_id, self._server.limits.timeout_s)
+            self._cancel()
+
         assert self.task is not None
         self.task.cancel()
         if self._was_closed:
             self._connection.extend(time.monotonic_ns() + self._server.timeout_ns + self._server.grace_ns)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._server.loop.call_later(self._server.limits.timeout_s, self._cancel_again)
-
-    def _cancel_again(self) -> None:
-        log_late_cleanup(self._request_id, self._server.limits.timeout_s)
-        self._cancel()
+        self._timer = self._server.loop.call_later(self._server.limits.timeout_s, cancel_again)
 
     def _set_over(self, code: grpc.StatusCode) -> None:
         self.is_over, self.code, self.status = True, code, self._http_status(code)
@@ -542,26 +545,16 @@ class Call:
         if self._is_grpc:
             connection.end_messages(code, message, self.context.head, self.context.trailing, last)
         elif code is not grpc.StatusCode.OK:
-            self._fail_json(code, message)
+            if connection.has_head:
+                connection.abort()
+            else:
+                headers = ValidHeaders(self._refusal.headers) if self._refusal is not None else NO_HEADERS
+                connection.respond_error(self._http_status(code), message, headers, {"code": code.name})
         elif self.rpc.response_streams:
             connection.begin_lines()
             connection.end_stream()
         else:
             connection.respond(200, _JSON, (last or b"{}") + b"\n")
-
-    def _abandon(self, code: grpc.StatusCode, message: str) -> None:
-        """Respond to a call whose user code goes on, and close the connection."""
-        if self._is_grpc:
-            self._connection.abandon_messages(code, message)
-        else:
-            self._connection.abandon_json(self._http_status(code), code.name, message)
-
-    def _fail_json(self, code: grpc.StatusCode, message: str) -> None:
-        if self._connection.has_head:
-            self._connection.abort()
-        else:
-            headers = ValidHeaders(self._refusal.headers) if self._refusal is not None else NO_HEADERS
-            self._connection.respond_error(self._http_status(code), message, headers, {"code": code.name})
 
     def _http_status(self, code: grpc.StatusCode) -> int:
         return self._refusal.status if self._refusal is not None else HTTP_STATUSES[code]

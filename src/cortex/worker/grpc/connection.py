@@ -28,9 +28,9 @@ class GrpcConnection(StreamingConnection):
     logs. To clients of gRPC, the gateway sends 200, as the protocol demands.
     """
 
-    __slots__ = ("_has_head", "is_grpc")
+    __slots__ = ("has_head", "is_grpc")
 
-    _has_head: bool
+    has_head: bool  #: the head of the response is written
     is_grpc: bool
 
     def on_body(self, data: bytes) -> None:
@@ -42,14 +42,9 @@ class GrpcConnection(StreamingConnection):
             self.pause()
         self.call.wake()
 
-    @property
-    def has_head(self) -> bool:
-        """Return whether the head of the response is written."""
-        return self._has_head
-
     def count_disconnect(self) -> None:
         """Count a call whose client disconnected during its response; earlier, the connection counts it itself."""
-        if self._has_head and self.is_grpc:
+        if self.has_head and self.is_grpc:
             self._last_headers(CLIENT_CLOSED_REQUEST)
 
     def _enter_row(self, deadline_ns: int) -> None:
@@ -61,8 +56,8 @@ class GrpcConnection(StreamingConnection):
 
     def begin_messages(self, headers: ValidHeaders) -> None:
         """Write the head of a response."""
-        if self.open and not self._has_head:
-            self._has_head = True
+        if self.open and not self.has_head:
+            self.has_head = True
             self._set_state(ConnectionState.ANSWERING)
             closing = CLOSING if self._close_after else b""
             self._send(response_head(200, CONTENT_TYPE, headers) + closing + _CHUNKED)
@@ -90,10 +85,10 @@ class GrpcConnection(StreamingConnection):
         """
         if not self.open:
             return
-        if not self._has_head:
+        if not self.has_head:
             self._close_if_incomplete()
         timing = self._count(code)
-        parts = [] if self._has_head else [_head(code, head), timing, _CHUNKED]
+        parts = [] if self.has_head else [_head(code, head), timing, _CHUNKED]
         if last is not None:
             framed = frame(last)
             parts += [b"%x\r\n" % len(framed), framed, b"\r\n"]
@@ -104,7 +99,7 @@ class GrpcConnection(StreamingConnection):
 
     def end_with_process(self, reason: str) -> None:
         """Answer the request, or end a response that has begun: the process ends."""
-        if self._has_head and self.is_grpc:
+        if self.has_head and self.is_grpc:
             self.end_messages(grpc.StatusCode.UNAVAILABLE, reason)
         else:
             super().end_with_process(reason)
@@ -121,7 +116,7 @@ class GrpcConnection(StreamingConnection):
             return
         self._close_after = True
         timing = self._count(code)
-        head = b"" if self._has_head else _head(code, NO_HEADERS) + timing + _CHUNKED
+        head = b"" if self.has_head else _head(code, NO_HEADERS) + timing + _CHUNKED
         self._send(head + trailers(code.value[0], message))
         if self.span is not None:
             self._end_span()
@@ -138,13 +133,13 @@ class GrpcConnection(StreamingConnection):
 
     def begin_lines(self) -> None:
         """Write the head of a response of several lines."""
-        if self.open and not self._has_head:
-            self._has_head = True
+        if self.open and not self.has_head:
+            self.has_head = True
             self.start_stream(200, b"application/x-ndjson")
 
     def abandon_json(self, status: int, code: str, message: str) -> None:
         """Write the error of a call that goes on, unless its response has begun, and close."""
-        if self.open and not self._has_head:
+        if self.open and not self.has_head:
             self._close_after = True
             body = error_body(message, self.request_id.decode("latin-1"), {"code": code})
             head = response_head(status, b"application/json", ()) + self._last_headers(status)
@@ -165,7 +160,7 @@ class GrpcConnection(StreamingConnection):
 
     def _reset(self) -> None:
         super()._reset()
-        self._has_head = False
+        self.has_head = False
         self.is_grpc = False
 
 

@@ -41,7 +41,8 @@ class GrpcServer(RequestServer):
         self.runner = runner
         self._api = spec.api
         self._service = service
-        self._paths = _paths(service)
+        own = {f"/{service.name}/{name}": rpc for name, rpc in service.rpcs.items()}
+        self._paths = built_in_rpcs(service) | own
         self._routes = RouteRecorder(context.file)
         self._file = context.file
         self._counters: dict[tuple[str, grpc.StatusCode], int | None] = {}
@@ -67,7 +68,11 @@ class GrpcServer(RequestServer):
                 raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
             rpc = self._find(path, connection.method)
         except RpcError as error:
-            self._refuse(connection, error)
+            if connection.is_grpc:
+                connection.end_messages(error.code, error.message)
+            else:
+                status = 404 if error.code is grpc.StatusCode.UNIMPLEMENTED else HTTP_STATUSES[error.code]
+                connection.respond_error(status, error.message, fields={"code": error.code.name})
             return
         if connection.span is not None:
             connection.span.set_rpc(path)
@@ -86,13 +91,6 @@ class GrpcServer(RequestServer):
         known = ", ".join(f"/{self._service.name}/{name}" for name in self._service.rpcs)
         what = f"{path} is not a method of this API" if rpc is None else f"use {_METHOD}, not {method}"
         raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"{what}, which has {known}")
-
-    def _refuse(self, connection: GrpcConnection, error: RpcError) -> None:
-        if connection.is_grpc:
-            connection.end_messages(error.code, error.message)
-        else:
-            status = 404 if error.code is grpc.StatusCode.UNIMPLEMENTED else HTTP_STATUSES[error.code]
-            connection.respond_error(status, error.message, fields={"code": error.code.name})
 
     # For calls.
 
@@ -139,8 +137,3 @@ class GrpcServer(RequestServer):
         if tasks := [call.task for call in self._running if call.task is not None]:
             await asyncio.wait(tasks, timeout=_END_S)
         self.runner.stop()
-
-
-def _paths(service: BoundService) -> dict[str, BoundRpc]:
-    own = {f"/{service.name}/{name}": rpc for name, rpc in service.rpcs.items()}
-    return built_in_rpcs(service) | own
