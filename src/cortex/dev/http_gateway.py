@@ -133,7 +133,7 @@ class _ProcessConnection(UpstreamConnection):
     def __init__(self, upstream: Upstream, receiver: CommandCall, sock: socket.socket) -> None:
         super().__init__(upstream, receiver)
         sock.setblocking(False)
-        self._sock, self._fd, self._is_connected = sock, sock.fileno(), True
+        self.sock, self._fd, self.is_connected = sock, sock.fileno(), True
         self.resume()
 
 

@@ -106,36 +106,30 @@ def _compare_json(recorded: Any, now: Any, rules: ComparisonRules, ids: tuple[st
                 if key in old and key in new:
                     waiting.append((inner, old[key], new[key]))
                 elif not any(path.matches(inner) for path in rules.ignored):
-                    yield _missing(inner, old[key]) if key in old else _extra(inner, new[key])
+                    kind = "missing" if key in old else "extra"
+                    before, after = (_short(each[key]) if key in each else "" for each in (old, new))
+                    yield _difference(inner, kind, before, after)
         elif isinstance(old, list) and isinstance(new, list):
             if len(old) != len(new):
-                yield _difference(steps, "length", len(old), len(new))
+                yield _difference(steps, "length", str(len(old)), str(len(new)))
             waiting.extend(((*steps, i), old[i], new[i]) for i in reversed(range(min(len(old), len(new)))))
         elif _is_number(old) and _is_number(new):
             if not math.isclose(old, new, rel_tol=rules.tolerance, abs_tol=rules.tolerance):
-                yield _difference(steps, "value", old, new, abs(old - new))
+                yield _difference(steps, "value", _short(old), _short(new), abs(old - new))
         elif type(old) is not type(new):
-            yield _difference(steps, "type", old, new)
+            yield _difference(steps, "type", _short(old), _short(new))
         elif old != new and not (ids and isinstance(old, str) and old.replace(*ids) == new):
-            yield _difference(steps, "value", old, new)
+            yield _difference(steps, "value", _short(old), _short(new))
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _missing(steps: tuple[Step, ...], value: Any) -> Difference:
-    return Difference(shown(steps, with_indexes=False), "missing", shown(steps), _short(value), "")
-
-
-def _extra(steps: tuple[Step, ...], value: Any) -> Difference:
-    return Difference(shown(steps, with_indexes=False), "extra", shown(steps), "", _short(value))
-
-
 def _difference(
-    steps: tuple[Step, ...], kind: str, recorded: Any, now: Any, distance: float | None = None
+    steps: tuple[Step, ...], kind: str, recorded: str, now: str, distance: float | None = None
 ) -> Difference:
-    return Difference(shown(steps, with_indexes=False), kind, shown(steps), _short(recorded), _short(now), distance)
+    return Difference(shown(steps, with_indexes=False), kind, shown(steps), recorded, now, distance)
 
 
 def _compare_bytes(recorded: RecordedBody, now: bytes) -> list[Difference]:

@@ -318,17 +318,19 @@ class _RunningCall:
             if not (call.is_over and (isinstance(error, OSError) or type(error).__name__ in _DISCONNECTED)):
                 self._fail(error)
         else:
-            self._complete()
+            if isinstance(call, WebSocketCall) and call.is_accepted:
+                call.close(NORMAL)
+            elif not call.is_over:
+                problem = "the application returned before its response was complete"
+                self._respond_failure(problem)
+                write_log(f"request {self._id} failed: {problem}\n")
         finally:
-            self._end()
-
-    def _complete(self) -> None:
-        call = self.call
-        if isinstance(call, WebSocketCall) and call.is_accepted:
-            call.close(NORMAL)
-        elif not call.is_over:
-            self._respond_failure("the application returned before its response was complete")
-            write_log(f"request {self._id} failed: the application returned before its response was complete\n")
+            if call.was_closed:
+                self._connection.call_over()
+            if self._span is not None and not self._span.is_over:
+                self._span.end("connection_closed" if call.was_closed else "")
+            over_ns = call.over_ns or time.monotonic_ns()
+            self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / 1e9)
 
     def _fail(self, error: BaseException) -> None:
         if self._span is not None and not self._span.is_over:
@@ -349,14 +351,6 @@ class _RunningCall:
         else:
             self.call.status = 500
             self._connection.respond_error(500, message)
-
-    def _end(self) -> None:
-        if self.call.was_closed:
-            self._connection.call_over()
-        if self._span is not None and not self._span.is_over:
-            self._span.end("connection_closed" if self.call.was_closed else "")
-        over_ns = self.call.over_ns or time.monotonic_ns()
-        self._server.remove(self, self._root_path, (over_ns - self._arrived_ns) / 1e9)
 
     @property
     def _id(self) -> str:

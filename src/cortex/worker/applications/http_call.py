@@ -176,7 +176,15 @@ class HttpCall:
         connection, length = self._connection, self._length
         self._sent_bytes += len(body)
         if length is not None and not self._is_head:
-            self._check_length(length, more)
+            problem = ""
+            if self._sent_bytes > length:
+                problem = f"the body is longer than its content-length, {length}"
+            elif self._sent_bytes < length and not more:
+                problem = f"the body has {self._sent_bytes} bytes, but its content-length is {length}"
+            if problem:
+                if self.status:
+                    connection.abort()
+                raise RuntimeError(problem)
         if self.status:
             connection.write_body(body)
         else:
@@ -187,17 +195,6 @@ class HttpCall:
             self._on_progress()
         elif not self.is_over:
             connection.end_response()
-
-    def _check_length(self, length: int, more: bool) -> None:
-        if self._sent_bytes > length:
-            problem = f"the body is longer than its content-length, {length}"
-        elif self._sent_bytes < length and not more:
-            problem = f"the body has {self._sent_bytes} bytes, but its content-length is {length}"
-        else:
-            return
-        if self.status:
-            self._connection.abort()
-        raise RuntimeError(problem)
 
 
 def name_span(span: RequestSpan | None, scope: Scope, endpoint: str) -> None:

@@ -70,18 +70,18 @@ class UpstreamConnection:
         "_address",
         "_backlog",
         "_fd",
-        "_is_connected",
         "_is_open",
         "_is_reading",
         "_loop",
         "_receiver",
-        "_sock",
         "_upstream",
         "error",
+        "is_connected",
+        "sock",
     )
 
     _address: Address
-    _sock: socket.socket  #: once there is an address
+    sock: socket.socket  #: once there is an address
 
     def __init__(self, upstream: Upstream, receiver: CommandCall) -> None:
         self.error = ""  #: of the last attempt to connect
@@ -91,17 +91,8 @@ class UpstreamConnection:
         self._fd = -1
         self._backlog: deque[memoryview] = deque()
         self._is_open = True
-        self._is_connected = self._is_reading = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether the server has accepted the connection."""
-        return self._is_connected
-
-    @property
-    def sock(self) -> socket.socket:
-        """Return the socket of a connection that the server has accepted."""
-        return self._sock
+        self.is_connected = False  #: the server has accepted the connection
+        self._is_reading = False
 
     @property
     def unsent_bytes(self) -> int:
@@ -118,10 +109,10 @@ class UpstreamConnection:
             self._loop.call_later(_RETRY_S, self.connect)
             return
         self._address = address
-        self._sock = _new_socket(address)
-        self._fd = self._sock.fileno()
+        self.sock = _new_socket(address)
+        self._fd = self.sock.fileno()
         try:
-            self._sock.connect(address)
+            self.sock.connect(address)
         except BlockingIOError as error:
             if isinstance(address, str):  # the server's backlog is full
                 self._connect_later(error)
@@ -136,12 +127,12 @@ class UpstreamConnection:
     def _connect_later(self, error: OSError) -> None:
         self.error = error.strerror or str(error)
         self._fd = -1
-        self._sock.close()
+        self.sock.close()
         self._loop.call_later(_RETRY_S, self.connect)
 
     def _on_connected(self) -> None:
         self._loop.remove_writer(self._fd)
-        if number := self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        if number := self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._upstream.lose(self._address)
             self._connect_later(OSError(number, os.strerror(number)))
         else:
@@ -151,7 +142,7 @@ class UpstreamConnection:
         if not self._upstream.is_of_command(self._address):
             self._connect_later(OSError("another program listens at its port"))
             return
-        self._is_connected = True
+        self.is_connected = True
         self.resume()
         if self._backlog:
             self._on_writable()
@@ -161,9 +152,9 @@ class UpstreamConnection:
         if not self._is_open or not data:
             return
         view = memoryview(data)
-        if self._is_connected and not self._backlog:
+        if self.is_connected and not self._backlog:
             try:
-                view = view[self._sock.send(view) :]
+                view = view[self.sock.send(view) :]
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError:
@@ -178,7 +169,7 @@ class UpstreamConnection:
         try:
             while self._backlog:
                 view = self._backlog[0]
-                sent = self._sock.send(view)
+                sent = self.sock.send(view)
                 if sent < len(view):
                     self._backlog[0] = view[sent:]
                     raise BlockingIOError
@@ -191,7 +182,7 @@ class UpstreamConnection:
 
     def resume(self) -> None:
         """Read what the server sends."""
-        if self._is_connected and self._is_open and not self._is_reading:
+        if self.is_connected and self._is_open and not self._is_reading:
             self._is_reading = True
             self._loop.add_reader(self._fd, self._on_readable)
 
@@ -204,7 +195,7 @@ class UpstreamConnection:
     def _on_readable(self) -> None:
         is_reset = False
         try:
-            size = self._sock.recv_into(self._upstream.buffer)
+            size = self.sock.recv_into(self._upstream.buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -223,7 +214,7 @@ class UpstreamConnection:
         self.pause()
         if self._fd >= 0:
             self._loop.remove_writer(self._fd)
-            self._sock.close()
+            self.sock.close()
         self._backlog.clear()
 
 
