@@ -1,6 +1,7 @@
-"""What all servers of requests share: the parts of their process, their connections, and the limits of requests.
+"""Base class of the servers in a request worker: the context of their process, their connections, request limits.
 
-`MethodServer`, `ApplicationServer`, `GrpcServer` and `CommandServer` differ in what they do with a request.
+Subclasses handle a request: `MethodServer` by a method of the user's class, `ApplicationServer` by an ASGI application,
+`GrpcServer` by an rpc, and `CommandServer` by passing it on to a command.
 """
 
 from __future__ import annotations

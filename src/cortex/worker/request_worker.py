@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -46,6 +46,7 @@ from cortex.worker.worker_process import (
 )
 
 if TYPE_CHECKING:
+    from cortex.models.registry import Registry
     from cortex.worker.applications.lifespan import Lifespan
 
 #: Delay before messages that the channel could not take are sent again.
@@ -99,7 +100,7 @@ def serve(context: WorkerContext, channel: Channel, predictor: BoundPredictor) -
         _keep_freed_memory()
     server = _create_server(context, predictor, lifespan)
     with recording(context, server):
-        SupervisorChannel(server, channel, partial(_update_models, predictor)).start()
+        SupervisorChannel(server, channel, predictor.registry).start()
         signature = signature_text(server.signature)
         channel.send("ready", slots=server.slots, shares_loop=server.shares_loop, signature=signature)
         server.run()
@@ -183,11 +184,6 @@ def _start_application(predictor: BoundPredictor, loop: asyncio.AbstractEventLoo
     return lifespan
 
 
-def _update_models(predictor: BoundPredictor, catalogue_file: str) -> None:
-    if predictor.registry is not None:
-        predictor.registry.update(Catalogue.from_json(Path(catalogue_file).read_bytes()))
-
-
 class SupervisorChannel:
     """Receives connections and commands from the supervisor, and reports closed connections. Event-loop thread only."""
 
@@ -195,14 +191,14 @@ class SupervisorChannel:
         self,
         server: RequestServer,
         channel: Channel,
-        on_catalogue: Callable[[str], None] = lambda path: None,
+        models: Registry[Any] | None = None,
         on_orphaned: Callable[[], object] = partial(os._exit, 1),
     ) -> None:
         """Create the worker's end; `on_orphaned` ends the process at once, after its requests were answered."""
         self._server = server
         self._loop = server.loop
         self._channel = channel
-        self._on_catalogue = on_catalogue
+        self._models = models
         self._on_orphaned = on_orphaned
         self._supervisor = os.getppid()
         self._failures = 0
@@ -233,10 +229,10 @@ class SupervisorChannel:
                 self._server.connections.add(connection, message["index"], self._on_closed, message["once"])
             elif message["kind"] == "configure":
                 self._server.configure(RequestLimits.parse(message))
-            elif message["kind"] == "catalogue":
-                self._on_catalogue(message["path"])
+            elif message["kind"] == "catalogue" and self._models is not None:
+                self._models.update(Catalogue.from_json(Path(message["path"]).read_bytes()))
             elif message["kind"] == "retire":
-                self._server.connections.retire(self._on_released)
+                self._server.connections.retire(lambda connection: self._report([("released", connection.index)]))
             elif message["kind"] == "condemn":  # another call is stuck: the process ends once the rest is done
                 self._server.connections.stop_reading()
             elif message["kind"] == "stop":
@@ -257,9 +253,6 @@ class SupervisorChannel:
 
     def _on_closed(self, connection: Connection) -> None:
         self._report([("closed", connection.index)])
-
-    def _on_released(self, connection: Connection) -> None:
-        self._report([("released", connection.index)])
 
     def _report(self, events: list[tuple[str, int]]) -> None:
         """Report to the supervisor, which keeps a descriptor of each connection until then."""

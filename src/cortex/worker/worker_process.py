@@ -186,16 +186,13 @@ class ModelEvents:
         while added or removed:
             first, gone = added[:_VERSIONS_PER_MESSAGE], removed[:_VERSIONS_PER_MESSAGE]
             if not self._channel.send("loaded", added=first, removed=gone):
-                self._retry_later()
+                if self._timer is None or not self._timer.is_alive():
+                    self._timer = threading.Timer(_RETRY_S, self._retry)
+                    self._timer.daemon = True
+                    self._timer.start()
                 return
             self._reported = (self._reported | frozenset(first)) - frozenset(gone)
             added, removed = added[_VERSIONS_PER_MESSAGE:], removed[_VERSIONS_PER_MESSAGE:]
-
-    def _retry_later(self) -> None:
-        if self._timer is None or not self._timer.is_alive():
-            self._timer = threading.Timer(_RETRY_S, self._retry)
-            self._timer.daemon = True
-            self._timer.start()
 
     def _retry(self) -> None:
         with self._lock:

@@ -97,7 +97,12 @@ class _ForkServer:
         self.channel.close()
         index = int(str(message["index"]))
         channel = Channel.of(descriptors.channel)
-        _take_output(descriptors)
+        # Until here, output is that of the fork server.
+        os.dup2(descriptors.stdout_write, 1)
+        os.dup2(descriptors.stderr_write, 2)
+        follow_stderr()
+        os.close(descriptors.stdout_write)
+        os.close(descriptors.stderr_write)
         try:
             spec = self.spec.with_limits(RequestLimits.parse(message))
             set_environment(spec, index)
@@ -113,12 +118,3 @@ class _ForkServer:
         if not channel.send("forked", pid=os.getpid()):
             return 1  # the slot has been stopped
         return serve(context, channel, self.predictor)
-
-
-def _take_output(descriptors: WorkerDescriptors) -> None:
-    """Print to the worker's own pipes; until here, output is that of the fork server."""
-    os.dup2(descriptors.stdout_write, 1)
-    os.dup2(descriptors.stderr_write, 2)
-    follow_stderr()
-    os.close(descriptors.stdout_write)
-    os.close(descriptors.stderr_write)

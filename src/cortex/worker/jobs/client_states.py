@@ -1,4 +1,4 @@
-"""States of a job worker's client of the operator: what the main thread does decides which requests are due. Pure."""
+"""State machine of `LeaseClient`: the main thread's activity, which decides what to request from the operator. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 
 class ClientState(Enum):
-    """What the main thread does, and what the client may request for it."""
+    """Activity of the main thread, and requests that the client may make meanwhile."""
 
     JOINING = auto()  #: it waits for a job
     CONSTRUCTING = auto()  #: it constructs the user's object, and can run nothing yet

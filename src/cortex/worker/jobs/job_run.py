@@ -185,11 +185,6 @@ class JobRun:
             return None
 
 
-def _is_record(result: Any) -> bool:
-    """Return whether a result is a dataclass or a pydantic model, which JSON encodes as an object."""
-    return dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_fields__")
-
-
 def encode_line(result: Any) -> bytes:
     """Return a result as JSON on one line. Raises: UserError if JSON can't hold it, or it is too large."""
     data = encode_json(result)
@@ -228,7 +223,9 @@ class WorkloadRun(JobRun):
         return str(workload.id), lambda: _parse_workload(workload, self._bound)
 
     def _encode(self, result: Any) -> bytes | None:
-        if not isinstance(result, dict) and not _is_record(result):
+        # JSON encodes a dataclass or a pydantic model as an object.
+        is_record = dataclasses.is_dataclass(result) or hasattr(type(result), "__pydantic_fields__")
+        if not isinstance(result, dict) and not is_record:
             raise UserError(f"the result of a workload must be a dict, but it is {with_article(type_name(result))}")
         return encode_line(result)
 

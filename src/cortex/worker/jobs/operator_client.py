@@ -26,7 +26,7 @@ from cortex.processes.backoff import Backoff
 from cortex.processes.http import UnixHttpConnection
 from cortex.worker.jobs.client_states import ClientEvent, ClientState, state_after
 from cortex.worker.jobs.shared_state import SharedJobState
-from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, PendingReport, ReportQueue
+from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome, ReportQueue
 from cortex.worker.monitoring.request_log import write_log
 from cortex.worker.spec import ReplicaSpec
 
@@ -175,8 +175,13 @@ class LeaseClient:
     def _run(self) -> None:
         try:
             self._join()
-            self._work()
-            self._send_last_reports()
+            while (step := self._next_step()) is not None:
+                step()
+            # Batches that cannot be reported now run again on another worker.
+            give_up_at = self._clock() + _LAST_REPORT_S
+            while not self._reports.is_empty and self._clock() < give_up_at:
+                self._exchange()
+            self._connection.close()
         except RequestRejectedError as error:
             self.has_been_dismissed = error.status in _UNKNOWN
             if error.status not in (*_UNKNOWN, 409):
@@ -210,11 +215,6 @@ class LeaseClient:
                     self._job = answer
                     self._handle(ClientEvent.ASSIGNED)
                 return
-
-    def _work(self) -> None:
-        """Make requests for the main thread until it has finished."""
-        while (step := self._next_step()) is not None:
-            step()
 
     def _next_step(self) -> Callable[[], None] | None:
         """Wait until a request is due; return the method that sends it, None once the main thread has finished."""
@@ -265,24 +265,18 @@ class LeaseClient:
         self._failures = 0
         with self._changed:
             self._reports.answered(outgoing)
-            self._release(outgoing, answer)
+            kept = set()
+            for item in outgoing:
+                if item.is_final:
+                    self._held.pop(item.work.lease.token, None)
+                elif item.may_have_arrived:  # "lost" may mean that the first attempt arrived: the next report will show
+                    kept.add(item.work.lease.token)
+            self._drop_lost(token for token in answer.lost if token not in kept)
             # Requests with reports return at once; an empty response to a long poll delays the next one.
             self._accept(answer, 0.0 if outgoing else wait_s, now)
             self._changed.notify_all()
         if answer.stop:
             self._dismiss()
-
-    def _release(self, outgoing: list[PendingReport], answer: ExchangeReply) -> None:
-        """Remove the leases that are reported completely, or lost."""
-        kept = set()
-        for item in outgoing:
-            if item.is_final:
-                self._held.pop(item.work.lease.token, None)
-            elif item.may_have_arrived:
-                kept.add(
-                    item.work.lease.token
-                )  # "lost" may mean that the first attempt arrived: the next report will show
-        self._drop_lost(token for token in answer.lost if token not in kept)
 
     def _drop_lost(self, tokens: Iterable[str]) -> None:
         for token in tokens:
@@ -293,21 +287,19 @@ class LeaseClient:
     def _accept(self, answer: ExchangeReply, waited_s: float, asked_at: float) -> None:
         now = self._clock()
         if answer.lease is not None and answer.lease.batches:
-            self._hold(ActiveLease(answer.lease), now)
+            assert self._job is not None
+            work = ActiveLease(answer.lease)
+            if not self._held:
+                self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
+                self._shared_state.set_renewed(time.monotonic_ns())
+            self._held[work.lease.token] = work
+            self._shared_state.set_tokens(self._held)
+            self._queue.append(work)
         else:
             self._handle(ClientEvent.NOTHING_LEASED)
             self._may_request_at = asked_at + _PAUSE_S if waited_s else 0.0
         if answer.is_done:
             self._handle(ClientEvent.JOB_OVER)
-
-    def _hold(self, work: ActiveLease, now: float) -> None:
-        assert self._job is not None
-        if not self._held:
-            self._renew_at = now + self._job.lease_s / _RENEWALS_PER_LEASE
-            self._shared_state.set_renewed(time.monotonic_ns())
-        self._held[work.lease.token] = work
-        self._shared_state.set_tokens(self._held)
-        self._queue.append(work)
 
     def _renew(self) -> None:
         assert self._job is not None
@@ -328,13 +320,6 @@ class LeaseClient:
             self._drop_lost(answer.lost)
         if answer.stop:
             self._dismiss()
-
-    def _send_last_reports(self) -> None:
-        """Send the last reports; batches that cannot be reported now run again on another worker."""
-        give_up_at = self._clock() + _LAST_REPORT_S
-        while not self._reports.is_empty and self._clock() < give_up_at:
-            self._exchange()
-        self._connection.close()
 
     def _dismiss(self) -> None:
         self.has_been_dismissed = True
