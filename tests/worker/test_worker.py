@@ -99,19 +99,6 @@ def test_every_batch_is_called_and_reported_once() -> None:
         wait_until(lambda: f"o sum {total} made 1" in worker.log())
 
 
-def test_leases_grow_with_the_speed_of_the_batches() -> None:
-    with running_job_worker(PLAIN) as worker:
-        job = worker.submit([[i] for i in range(5000)])
-        worker.wait_over(job)
-        sizes = [len(seqs) for _, seqs in job.leases]
-        assert sizes[0] == 1
-        assert max(sizes) > 100  # 512 on a machine that does nothing else
-    with running_job_worker(HANDLER) as worker:
-        job = worker.submit([["sleep 0.3"] for _ in range(4)])
-        worker.wait_over(job)
-        assert [len(seqs) for _, seqs in job.leases] == [1] * 4
-
-
 def test_slow_batches_are_left_to_other_workers(tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     with running_job_worker(HANDLER) as worker:
@@ -165,14 +152,6 @@ def test_a_result_that_json_cannot_hold_fails_its_batch_if_the_job_has_an_output
         assert [(failure.seq, failure.error) for failure in job.failures] == [
             (1, "result: set is not JSON serializable; return a list: list(value)")
         ]
-
-
-def test_large_results_are_split_among_reports() -> None:
-    with running_job_worker(PLAIN) as worker:
-        job = worker.submit([["x" * 1_000_000] for _ in range(40)], config={"return": True})
-        worker.wait_over(job, 30)
-        assert len(job.results) == 40
-        assert all(len(value) > 1_000_000 for value in job.results.values())
 
 
 def test_finished_batches_are_reported_while_the_next_one_runs(tmp_path: Path) -> None:
