@@ -157,7 +157,8 @@ class ExchangeEncoder:
             coding = by_name.get(b"content-encoding", b"")
         second, rest_ns = divmod(ended_ns - duration_ns, _NS_PER_S)
         if second != self._second:
-            self._second, self._second_text = second, _timestamp(second)
+            self._second = second
+            self._second_text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
         return b"".join(
             (
                 b'{"id":',
@@ -268,10 +269,6 @@ def _is_json(media_type: bytes) -> bool:
     return b"json" in media_type.lower()
 
 
-def _timestamp(second: int) -> bytes:
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-
-
 def encode_head(**fields: Any) -> bytes:
     """Return the first line of a file."""
     return orjson.dumps({FORMAT_KEY: FORMAT, **fields}, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_UTC_Z)
@@ -345,9 +342,9 @@ def parse_exchange(line: bytes, place: str, share: float = 1.0) -> Exchange:
             started_s=datetime.fromisoformat(data["time"]).timestamp(),
             duration_ms=float(data["duration_ms"]),
             handler_ms=float(handler_ms) if handler_ms is not None else None,
-            method=_parse_method(str(data["method"])),
-            path=_parse_url(str(data["path"])),
-            query=_parse_url(str(data["query"])),
+            method=_matching(_METHOD, str(data["method"]), "a method"),
+            path=_matching(_URL_PART, str(data["path"]), "part of a URL"),
+            query=_matching(_URL_PART, str(data["query"]), "part of a URL"),
             headers=tuple(_parse_header(str(name), str(value)) for name, value in data["headers"]),
             request=_parse_body(data["request"]),
             status=int(data["status"]),
@@ -371,22 +368,16 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
     return data
 
 
-def _parse_method(method: str) -> str:
-    if not _METHOD.fullmatch(method):
-        raise ValueError(f"{json.dumps(method)[:80]} is not a method")
-    return method
+def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"{json.dumps(text)[:80]} is not {what}")
+    return text
 
 
 def _parse_header(name: str, value: str) -> tuple[str, str]:
     if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
         raise ValueError(f"{json.dumps([name, value])[:80]} is not a header")
     return name, value
-
-
-def _parse_url(part: str) -> str:
-    if not _URL_PART.fullmatch(part):
-        raise ValueError(f"{json.dumps(part)[:80]} is not part of a URL")
-    return part
 
 
 def _parse_body(data: dict[str, Any]) -> RecordedBody:

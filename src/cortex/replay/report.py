@@ -112,22 +112,11 @@ def duration_rows(counts: ReplayStatistics) -> list[list[str]]:
     """Return rows of durations in ms, recorded and now, and their changes."""
     rows = []
     for name, recorded, now in durations(counts):
-        values = [_pair(recorded, now, quantile) for quantile in (0.5, 0.99)]
-        shown = [_ms(value) for pair in values for value in pair]
-        rows.append([name, *shown, *(_change(*pair) for pair in values)])
+        pairs = [(recorded.quantile_ms(each) or 0.0, now.quantile_ms(each) or 0.0) for each in (0.5, 0.99)]
+        shown = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for pair in pairs for value in pair]
+        changes = [f"{100 * (after / before - 1):+.0f} %" if before else "-" for before, after in pairs]
+        rows.append([name, *shown, *changes])
     return rows
-
-
-def _pair(recorded: DurationHistogram, now: DurationHistogram, quantile: float) -> tuple[float, float]:
-    return recorded.quantile_ms(quantile) or 0.0, now.quantile_ms(quantile) or 0.0
-
-
-def _ms(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _change(recorded: float, now: float) -> str:
-    return f"{100 * (now / recorded - 1):+.0f} %" if recorded else "-"
 
 
 def as_json(report: ReplayReport) -> dict[str, Any]:

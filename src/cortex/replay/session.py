@@ -144,7 +144,8 @@ class ReplaySession:
         except (OSError, HTTPException) as error:
             client.close()
             with self._lock:
-                difference = Difference("(answer)", "no answer", "(answer)", str(exchange.status), _describe(error))
+                reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                difference = Difference("(answer)", "no answer", "(answer)", str(exchange.status), reason)
                 self._statistics.add(exchange, 0, [difference])
             return
         seconds = time.perf_counter() - began
@@ -202,7 +203,3 @@ class _ReplayClient:
             received = {name.lower(): value for name, value in response.getheaders()}
             # Without a gateway, the id is the one that was sent.
             return ReplayedAnswer(response.status, content, {_REQUEST_ID: headers.get(_REQUEST_ID, ""), **received})
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
