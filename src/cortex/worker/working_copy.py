@@ -209,9 +209,15 @@ def _mount_overlay(project: Path, folder: Path) -> bool:
 
     Return whether this required a user namespace. Changes the working directory.
     """
-    needs_user_namespace = os.geteuid() != 0 and not _has_capabilities()
+    sets = (ctypes.c_uint32 * 6)()
+    _call("capget", _capability_header(), sets)
+    needs_user_namespace = os.geteuid() != 0 and not sets[0]
     if needs_user_namespace:
-        _check_owner(project, folder)
+        own = (os.geteuid(), os.getegid())
+        for path in (project, folder):
+            status = path.stat()
+            if (status.st_uid, status.st_gid) != own:  # overlayfs can't copy files of others
+                raise PermissionError(f"{path} belongs to another user or group")
         _enter_user_namespace()
     else:
         _call("unshare", _CLONE_NEWNS)
@@ -232,15 +238,6 @@ def _mount_overlay(project: Path, folder: Path) -> bool:
     return needs_user_namespace
 
 
-def _check_owner(project: Path, folder: Path) -> None:
-    """Raise PermissionError unless this user and group own both: overlayfs can't copy files of others."""
-    own = (os.geteuid(), os.getegid())
-    for path in (project, folder):
-        status = path.stat()
-        if (status.st_uid, status.st_gid) != own:
-            raise PermissionError(f"{path} belongs to another user or group")
-
-
 def _enter_user_namespace() -> None:
     """Get the capabilities for mounts in a user namespace in which this user and group keep their ids."""
     _create_gpu_device()
@@ -256,12 +253,6 @@ def _create_gpu_device() -> None:
     if os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/nvidia-uvm"):  # noqa: PTH110 - each start
         with contextlib.suppress(OSError):
             os.waitpid(os.posix_spawnp("nvidia-modprobe", ["nvidia-modprobe", "-c", "0", "-u"], os.environ), 0)
-
-
-def _has_capabilities() -> bool:
-    sets = (ctypes.c_uint32 * 6)()
-    _call("capget", _capability_header(), sets)
-    return bool(sets[0])
 
 
 def _capability_header() -> ctypes.Array[ctypes.c_uint32]:

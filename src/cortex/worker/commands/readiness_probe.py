@@ -7,6 +7,7 @@ success is a failure, and so is a refused connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -98,18 +99,11 @@ async def wait_until_ready(
                 write_log(f"the command is not ready after {now - began:.0f} s: {problem}\n")
                 report(f"the command is not ready: {problem}")
                 notice_at = now + _NOTICE_S
-        await _sleep(process, interval_s)
+        with contextlib.suppress(TimeoutError):  # not longer than the process runs
+            async with asyncio.timeout(interval_s):
+                await process.ended()
         interval_s = min(interval_s * 1.5, _INTERVAL_S)
     return None
-
-
-async def _sleep(process: CommandProcess, seconds: float) -> None:
-    """Sleep, but not longer than the process runs."""
-    try:
-        async with asyncio.timeout(seconds):
-            await process.ended()
-    except TimeoutError:
-        pass
 
 
 async def probe(address: Address, path: str | None, is_of_command: Callable[[Address], bool]) -> ProbeResult:

@@ -75,7 +75,10 @@ def check_fork_safety() -> list[str]:
     count = _count_native_threads(expected="ONNX Runtime" in libraries)
     if problem := tensorflow_problem(count, libraries):
         raise UserError(problem)
-    return find_lost_threads(_python_threads(), count, libraries)
+    frames = sys._current_frames()
+    others = (each for each in threading.enumerate() if each is not threading.current_thread())
+    python = [(each.name, _place(frames.get(each.ident or 0))) for each in others]
+    return find_lost_threads(python, count, libraries)
 
 
 def onnx_problem(pools: Sequence[bool]) -> str:
@@ -171,13 +174,6 @@ def _count_native_threads(expected: int) -> int:
         if count <= expected or time.monotonic() > deadline:
             return max(0, count - expected)
         time.sleep(_SETTLE_CHECK_S)
-
-
-def _python_threads() -> list[tuple[str, str]]:
-    """Return name and place of the threads of Python besides the calling one, which is the main thread."""
-    frames = sys._current_frames()
-    others = (each for each in threading.enumerate() if each is not threading.current_thread())
-    return [(each.name, _place(frames.get(each.ident or 0))) for each in others]
 
 
 def _place(frame: FrameType | None) -> str:

@@ -316,7 +316,8 @@ class ExchangeWriter:
                 batch.append(queue.pop())
                 size += _size(batch[-1])
             if self._pauses:
-                self._count(FAILED_KEY, sum(map(_number, batch)))
+                number = sum(1 if isinstance(each, RawExchange) else each.count(b"\n") for each in batch)
+                self._count(FAILED_KEY, number)
             else:
                 self._attempt(partial(self._write, batch))
             self._removed_bytes += size
@@ -337,7 +338,10 @@ class ExchangeWriter:
             except BaseException:
                 self._count(FAILED_KEY, number)
                 raise
-            self._recorded(number)
+            self._count(RECORDED_KEY, number)
+            if self._is_stopped:
+                self._is_stopped = False
+                write_log(f"recording of requests to {self._place} continues\n")
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Write; if that fails, stop recording for a while."""
@@ -350,21 +354,11 @@ class ExchangeWriter:
                 write_log(f"recording of requests to {self._place} stopped: {reason}; requests are served as before\n")
             self._is_stopped = True
 
-    def _recorded(self, number: int) -> None:
-        self._count(RECORDED_KEY, number)
-        if self._is_stopped:
-            self._is_stopped = False
-            write_log(f"recording of requests to {self._place} continues\n")
-
 
 def _size(exchange: RawExchange | bytes | bytearray) -> int:
     if isinstance(exchange, RawExchange):
         return len(exchange.request) + len(exchange.answer) + _FIXED_BYTES
     return len(exchange)
-
-
-def _number(exchanges: RawExchange | bytearray) -> int:
-    return 1 if isinstance(exchanges, RawExchange) else exchanges.count(b"\n")
 
 
 def open_exchange_writer(

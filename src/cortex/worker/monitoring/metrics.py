@@ -292,18 +292,14 @@ def compact_ended(folder: Path, max_files: int = _MAX_ENDED_FILES) -> None:
     if len(_ended(folder)) <= max_files:
         return
     with contextlib.suppress(LockHeldError), hold_lock(folder / _LOCK):
-        _compact(folder)
-
-
-def _compact(folder: Path) -> None:
-    paths = _ended(folder)
-    ended, moved = _parse(_read(folder))
-    fresh = [path for path in paths if path.name not in moved]
-    series = merge_series([ended, *map(read_metrics, fresh)])
-    _write(folder, series, [path.name for path in paths])  # from here on readers skip those files
-    for path in paths:
-        path.unlink(missing_ok=True)
-    _write(folder, series, [])  # a later process may reuse a name
+        paths = _ended(folder)
+        ended, moved = _parse(_read(folder))
+        fresh = [path for path in paths if path.name not in moved]
+        series = merge_series([ended, *map(read_metrics, fresh)])
+        _write(folder, series, [path.name for path in paths])  # from here on readers skip those files
+        for path in paths:
+            path.unlink(missing_ok=True)
+        _write(folder, series, [])  # a later process may reuse a name
 
 
 def _files(folder: Path) -> Iterator[Path]:

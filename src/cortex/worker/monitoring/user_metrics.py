@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from cortex.worker.monitoring.metrics import (
     FILE_BYTES,
@@ -174,12 +175,9 @@ class MetricsClient:
         return None if value is None or set_at is None else _Gauge(value, set_at)
 
 
-class _Gauge:
-    __slots__ = ("set_at", "value")
-
-    def __init__(self, value: int, set_at: int) -> None:
-        self.value = value
-        self.set_at = set_at
+class _Gauge(NamedTuple):
+    value: int
+    set_at: int
 
 
 _Cells = int | _Gauge | Histogram
@@ -228,27 +226,21 @@ def _labels(metric: str, tags: Tags | None) -> dict[str, str]:
     if tags is not None and not isinstance(tags, Mapping):
         raise ValueError(f'metric {metric}: tags must be a dictionary such as {{"model": "v2"}}, not {_shown(tags)}')
     labels = {}
-    for tag, value in _items(metric, tags):
+    try:
+        items: list[tuple[object, object]] = [] if tags is None else [(tag, value) for tag, value in tags.items()]
+    except Exception as error:  # the mapping may be a class of the user
+        raise ValueError(f"metric {metric}: the tags can't be read: {type(error).__name__}") from None
+    for tag, value in items:
         if not isinstance(tag, str) or not _TAG.fullmatch(tag) or (name := escape_surrogates(tag)).startswith("__"):
             raise ValueError(f"metric {metric}: {_shown(tag)} is not the name of a tag: use letters, digits and `_`")
         if name in _RESERVED_TAGS:
             raise ValueError(f"metric {metric}: the tag {name!r} is reserved; use another name")
-        labels[name] = _text(metric, name, value)
+        try:
+            labels[name] = escape_surrogates(str(value))[:MAX_TAG_CHARACTERS]
+        except Exception as error:  # `__str__` of the value may raise anything
+            kind = type(error).__name__
+            raise ValueError(f"metric {metric}: the value of the tag {name!r} has no text: {kind}") from None
     return dict(sorted(labels.items()))
-
-
-def _items(metric: str, tags: Tags | None) -> list[tuple[object, object]]:
-    try:
-        return [] if tags is None else [(tag, value) for tag, value in tags.items()]
-    except Exception as error:  # the mapping may be a class of the user
-        raise ValueError(f"metric {metric}: the tags can't be read: {type(error).__name__}") from None
-
-
-def _text(metric: str, tag: str, value: object) -> str:
-    try:
-        return escape_surrogates(str(value))[:MAX_TAG_CHARACTERS]
-    except Exception as error:  # `__str__` of the value may raise anything
-        raise ValueError(f"metric {metric}: the value of the tag {tag!r} has no text: {type(error).__name__}") from None
 
 
 def _metric(metric: object) -> str:
