@@ -118,10 +118,7 @@ class JobWorkerSlot(ProcessSlot):
         deadline_ns = self._shared_state.deadline_ns
         if deadline_ns and self._clock_ns() > deadline_ns:
             self.kill(timed_out(self._shared_state.timeout_s))
-        self._renew(now)
-
-    def _renew(self, now: float) -> None:
-        """Renew the leases of a process that runs but can't renew them."""
+        # Renew the leases of a process that runs but can't renew them.
         self._renewal.tick(now)
         lease_s = self._shared_state.lease_s
         unrenewed_s = (self._clock_ns() - self._shared_state.renewed_ns) / 1e9

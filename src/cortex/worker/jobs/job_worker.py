@@ -32,7 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from cortex.jobs.spec import Assignment
 from cortex.lifecycle import ApiKind
 from cortex.predictor.batch import BatchCode, load_batch_code
 from cortex.predictor.preloading import find_leading_imports, run_imports
@@ -255,7 +254,13 @@ class _JobRunner:
         job = self._lease_client.wait_for_job()
         if job is None:
             return 0
-        self._enter(job)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # user code may have replaced the streams
+                stream.flush()
+        self.has_log.clear()
+        if self._channel.send("log", path=job.log_path):
+            self.has_log.wait(_LOG_S)  # lines printed from here on belong to the job
+        self._channel.send("constructing")
         try:
             bound = self._load().construct(job.config, job.job_spec, job.api_spec)
         except BaseException as error:  # the edge of the user's code; another process will try again
@@ -268,12 +273,3 @@ class _JobRunner:
         if not self._is_endless and not self._lease_client.is_ending:
             self._shared_state.end_job()
         return 0
-
-    def _enter(self, job: Assignment) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # user code may have replaced the streams
-                stream.flush()
-        self.has_log.clear()
-        if self._channel.send("log", path=job.log_path):
-            self.has_log.wait(_LOG_S)  # lines printed from here on belong to the job
-        self._channel.send("constructing")

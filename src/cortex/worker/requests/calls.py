@@ -168,30 +168,26 @@ class Caller:
         """
         end_if_forked(self._pid)
         try:
-            return self._failure(connection, failed, error)
+            if isinstance(error, BadBody):
+                return FailedCall(error.status, str(error), ValidHeaders(error.headers))
+            if isinstance(error, V2Error):
+                return FailedCall(error.status, str(error))
+            if isinstance(error, PayloadError):
+                detail = error.as_openai_detail if connection.has_openai_errors else error.detail
+                return FailedCall(422, str(error), fields={"detail": detail})
+            refused = self.refuse_or_log(connection, error)
+            if refused is not None:
+                return refused
+            if isinstance(error, UserError):  # a result that can't be encoded, or an unknown model: callers see it
+                return FailedCall(500, f"internal server error: {error}")
+            name = failed if isinstance(failed, str) else failed.name
+            hint = "" if isinstance(failed, str) else _content_type_hint(connection, failed)
+            what = f"{type_name(error)} in {_failed_function(error, self._functions) or name}()"
+            return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
         except BaseException as problem:  # attributes of an exception may be user code
             what = f"{type(error).__name__}, which can't be described: {type(problem).__name__}"
             write_log(f"request {_id(connection)} failed: {what}\n")
             return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}")
-
-    def _failure(self, connection: Connection, failed: BoundMethod | str, error: BaseException) -> FailedCall:
-        if isinstance(error, BadBody):
-            return FailedCall(error.status, str(error), ValidHeaders(error.headers))
-        if isinstance(error, V2Error):
-            return FailedCall(error.status, str(error))
-        if isinstance(error, PayloadError):
-            detail = error.as_openai_detail if connection.has_openai_errors else error.detail
-            return FailedCall(422, str(error), fields={"detail": detail})
-        refused = self.refuse_or_log(connection, error)
-        if refused is not None:
-            return refused
-        if isinstance(
-            error, UserError
-        ):  # a result that cannot be encoded, or an unknown model: callers see the message
-            return FailedCall(500, f"internal server error: {error}")
-        name, hint = (failed, "") if isinstance(failed, str) else (failed.name, _content_type_hint(connection, failed))
-        what = f"{type_name(error)} in {_failed_function(error, self._functions) or name}()"
-        return FailedCall(500, f"internal server error: {what}{logs_hint(self._api)}{hint}")
 
     def refuse_or_log(self, connection: Connection, error: BaseException) -> FailedCall | None:
         """Return the response that an `HTTPException` of starlette or FastAPI asks for.
