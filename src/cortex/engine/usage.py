@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,17 +117,9 @@ def _measure(
     found: dict[str, ResourceUsage] = {}
     for spec, status in replicas:
         cpu_s, memory = 0.0, MemoryUse()
-        pending = [status.supervisor_pid]
-        while pending:
-            pid = pending.pop()
-            pending += children.get(pid, ())
-            try:
-                process = psutil.Process(pid)
-                times = process.cpu_times()
-                cpu_s += times.user + times.system + times.children_user + times.children_system
-                memory += memory_use(pid)
-            except psutil.Error:
-                continue  # it ended meanwhile
+        for process, times in _processes_below(status.supervisor_pid, children):
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+            memory += memory_use(process.pid)
         if cpu_s or memory.resident_bytes:
             own = tuple(gpus[gpu] for gpu in spec.gpu_ids if gpu in gpus)
             found[spec.id] = ResourceUsage(spec.api, cpu_s, memory, own)
@@ -177,7 +170,8 @@ class CpuMeter:
         used: dict[str, float] = {}
         seen: dict[str, tuple[float, _Times]] = {}
         for status in replicas:
-            now, times = self._clock(), _times(status.supervisor_pid, children)
+            below = _processes_below(status.supervisor_pid, children)
+            now, times = self._clock(), {process: spent.user + spent.system for process, spent in below}
             seen[status.id] = (now, times)
             if status.id in self._seen:
                 since, before = self._seen[status.id]
@@ -195,17 +189,12 @@ def children_by_pid() -> dict[int, list[int]]:
     return children
 
 
-def _times(supervisor: int, children: Mapping[int, Sequence[int]]) -> _Times:
-    """Return the CPU seconds of a supervisor and its descendants."""
-    times: _Times = {}
+def _processes_below(supervisor: int, children: Mapping[int, Sequence[int]]) -> Iterator[tuple[psutil.Process, Any]]:
+    """Yield a supervisor and its descendants, each with its CPU times, but not those that have just ended."""
     pending = [supervisor]
     while pending:
         pid = pending.pop()
         pending += children.get(pid, ())
-        try:
+        with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            spent = process.cpu_times()
-            times[process] = spent.user + spent.system
-        except psutil.Error:
-            continue  # it ended meanwhile
-    return times
+            yield process, process.cpu_times()

@@ -87,7 +87,14 @@ class FolderStorage:
         if time.monotonic() - self._trimmed_at >= TRIM_S:
             self._trim()
         if self._descriptor < 0:
-            self._begin()
+            if not self._folder.is_dir():  # only the last folder: what is around it may be a disk that is not mounted
+                self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            started = datetime.now(UTC)
+            self._name, self._size = file_name(started, self._writer), 0
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._descriptor = os.open(self._folder / self._name, flags, 0o600)
+            self._append(self._head(started))
         self._append(lines)
 
     def flush(self, now_s: float) -> None:
@@ -102,17 +109,6 @@ class FolderStorage:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def _begin(self) -> None:
-        if not self._folder.is_dir():  # only the last folder: what is around it may be a disk that is not mounted
-            self._folder.parent.mkdir(mode=0o700, exist_ok=True)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-        started = datetime.now(UTC)
-        self._name, self._size = file_name(started, self._writer), 0
-        self._descriptor = os.open(
-            self._folder / self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
-        self._append(self._head(started))
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
