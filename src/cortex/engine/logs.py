@@ -79,7 +79,10 @@ class LocalLogs:
         api_dir = (self._logs_dir / folder).resolve()
         if not api_dir.is_relative_to(self._logs_dir.resolve()):
             raise InputError(f"{folder!r} is not a folder of logs")
-        replica_id = _full_id(api_dir, replica)
+        replica_id = replica
+        if replica is not None and "-" not in replica:  # the short id that log lines show
+            found = (name for name in _logged_replicas(api_dir, None) if name.endswith(f"-{replica}"))
+            replica_id = next(found, replica)
         if not follow:
             yield await asyncio.to_thread(lambda: list(read_logs(api_dir, replica_id, tail=tail)))
             return
@@ -334,10 +337,3 @@ def _logged_replicas(api_dir: Path, only: str | None) -> list[str]:
     """Return the ids of all replicas with log files, or `only` if it has some."""
     matches = (_FILE_NAME.fullmatch(entry.name) for entry in _entries(api_dir))
     return sorted({match["replica"] for match in matches if match and only in (None, match["replica"])})
-
-
-def _full_id(api_dir: Path, replica: str | None) -> str | None:
-    """Complete the short id that log lines show."""
-    if replica is None or "-" in replica:
-        return replica
-    return next((name for name in _logged_replicas(api_dir, None) if name.endswith(f"-{replica}")), replica)

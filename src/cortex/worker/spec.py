@@ -86,9 +86,8 @@ class ReplicaSpec(RequestLimits):
     models: ModelSource | None = None  #: None: the API has no models that cortex loads
     trusts_pickle: bool = False  #: pickles among `models` may be loaded, which runs their code
     model_agent_socket: str | None = field(default=None, metadata=HOME_PATH)  #: None: another server loads `models`
-    tensorflow_serving: str | None = (
-        None  #: `host:port` of a server, "local" to start one, None to decide automatically
-    )
+    #: `host:port` of a server, "local" to start one, None to decide automatically
+    tensorflow_serving: str | None = None
     cpu: float = 0.0  #: requested cores; not enforced
     mem_bytes: int = 0  #: requested memory; `mem_limit_bytes` is the enforced limit
     gpu: int = 0  #: requested GPUs, for exclusive use
@@ -104,13 +103,11 @@ class ReplicaSpec(RequestLimits):
     isolates_failures: bool = True  #: bisect batches whose calls raise
     tracker_key: str | None = None
     tracker_type: str | None = None  #: "classification" or "regression"; None: no prediction tracking
-    readiness: str | None = (
-        None  #: JSON file of the project: a sample request that each process must answer before it is ready
-    )
+    #: JSON file of the project: a sample request that each process must answer before it is ready
+    readiness: str | None = None
     listen_host: str = ""  #: address at which its processes also listen over TCP, on free ports; "": no TCP
-    gateway_secret: str = field(
-        default="", repr=False
-    )  #: authenticates TCP connections of the gateway; "": no authentication
+    #: authenticates TCP connections of the gateway; "": no authentication
+    gateway_secret: str = field(default="", repr=False)
     node_groups: tuple[str, ...] = ()  #: allowed node groups of a cluster; empty: any
     setup: Setup | None = None  #: None: everything is prepared already
     command: tuple[str, ...] = ()  #: of `type: command`: the program and its arguments
@@ -213,9 +210,8 @@ class ProcessStatus:
     restarts: int = 0  #: deaths of ready processes since the supervisor started
     failed_starts: int = 0  #: consecutive starts that did not become ready
     aborted_starts: int = 0  #: all deaths of processes that were not ready, since the supervisor started
-    lent: int = (
-        0  #: connections that only slow clients occupy: no call runs on them, so the gateway may send other requests
-    )
+    #: Connections that only slow clients occupy: no call runs on them, so the gateway may send other requests.
+    lent: int = 0
     death: Death | None = None  #: the last death
     failure: StartFailure | None = None  #: of the last start, if it did not become ready
     waits_for: str = ""  #: why a process that starts is not ready yet, if that takes long and is known

@@ -307,9 +307,8 @@ class PredictionRing:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Stays open to hold the lock, which the kernel releases when the process ends. Forks do not inherit it.
         self._descriptor = _lock_one(folder)
-        os.posix_fallocate(
-            self._descriptor, 0, _FILE_BYTES
-        )  # without reserved space, a store on a full disk kills the process
+        # Without reserved space, a store on a full disk kills the process.
+        os.posix_fallocate(self._descriptor, 0, _FILE_BYTES)
         self._memory = mmap.mmap(self._descriptor, _FILE_BYTES)
         self._words = memoryview(self._memory).cast("Q")
         self._pack = _record(kind).pack_into

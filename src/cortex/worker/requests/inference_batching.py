@@ -65,18 +65,14 @@ def joined_method(spec: ReplicaSpec, predictor: BoundPredictor, routes: Inferenc
 
 def _runs(routes: InferenceRoutes, isolates: bool, calls: list[InferenceCall]) -> Runs:
     """Yield the runs of all calls; return their responses, or exceptions."""
-    results: dict[int, Any] = {}
-    for group in _groups(calls):
-        members = [calls[index] for index in group]
-        results |= zip(group, (yield from _runs_of_group(routes, isolates, members)), strict=True)
-    return [results[index] for index in range(len(calls))]
-
-
-def _groups(calls: list[InferenceCall]) -> list[list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for index, call in enumerate(calls):
         groups.setdefault(_key(call) or index, []).append(index)
-    return list(groups.values())
+    results: dict[int, Any] = {}
+    for group in groups.values():
+        members = [calls[index] for index in group]
+        results |= zip(group, (yield from _runs_of_group(routes, isolates, members)), strict=True)
+    return [results[index] for index in range(len(calls))]
 
 
 def _key(call: InferenceCall) -> Hashable | None:
