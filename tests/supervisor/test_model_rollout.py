@@ -212,7 +212,9 @@ def test_requests_of_a_retiring_worker_use_no_slot_of_its_successor(agent: Scrip
         slow = threading.Thread(target=lambda: running.request({"wait_for": str(gate)}), daemon=True)
         slow.start()
         wait_until(lambda: (tmp_path / "gate.inside").exists())
-        assert running.status().processes[0].lent == 0
+        wait_until(
+            lambda: running.status().processes[0].lent == 0
+        )  # else its head was slow to arrive, at the last tick
         agent.announce(catalogue(agent.content("b", "two")))
         wait_until(lambda: running.status().processes[0].lent == 1)
         assert model_of(running) == "two"
