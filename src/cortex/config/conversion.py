@@ -398,7 +398,9 @@ def _set(draft: Draft, written: str, node: Node) -> None:
 
 def _set_list(draft: Draft, field: str, node: Node) -> None:
     if field == MODEL_ENTRIES:
-        entries, problems = _read_models(draft.document, node, draft.generation)
+        known = MODEL_KEYS if draft.generation is HANDLER else {**MODEL_KEYS, **OLDER_MODEL_KEYS}
+        fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
+        entries, problems = _read_entries(draft.document, node, known, OLDER_MODEL_KEYS, fix)
     else:
         fix = 'write "name: my-api" and "weight: 100" in it'
         entries, problems = _read_entries(draft.document, node, _TRAFFIC_KEYS, _MEANT_IN_TRAFFIC, fix)
@@ -563,13 +565,6 @@ def _read_entry(
         elif meant is not None:
             entry[meant] = node
     return replace(item, value=entry)
-
-
-def _read_models(document: Document, listing: Node, generation: FileGeneration) -> tuple[Node | None, list[Diagnostic]]:
-    """Convert the entries of `paths` to the current form; None if an entry is not a map."""
-    known = MODEL_KEYS if generation is HANDLER else {**MODEL_KEYS, **OLDER_MODEL_KEYS}
-    fix = 'write "name: my-model" and "path: s3://bucket/path" in it'
-    return _read_entries(document, listing, known, OLDER_MODEL_KEYS, fix)
 
 
 def _section_fix(node: Node) -> str:

@@ -101,7 +101,8 @@ def _resources(generation: str) -> Iterator[tuple[str, Json]]:
     """Yield the name and the schema of each kind of resource."""
     forms = FORMS[generation]
     if all(form in DEPLOYED for form in forms):
-        yield "deployment", _deployment()
+        name = {"type": "string", "pattern": _NAME, "description": "the name of the deployment"}
+        yield "deployment", _object({"name": name, "kind": {"const": "deployment"}}, ["name", "kind"])
         yield "api", _one_of([_resource(form, ApiKind.REALTIME, {"const": "api"}) for form in forms])
         return
     for form in forms:
@@ -113,11 +114,6 @@ def _resources(generation: str) -> Iterator[tuple[str, Json]]:
         else:
             for kind in _KINDS.get(form.section, _HANDLED):
                 yield kind.value, _resource(form, kind, {"const": kind.value})
-
-
-def _deployment() -> Json:
-    name = {"type": "string", "pattern": _NAME, "description": "the name of the deployment"}
-    return _object({"name": name, "kind": {"const": "deployment"}}, ["name", "kind"])
 
 
 def _one_of(resources: Sequence[Json]) -> Json:
@@ -133,12 +129,16 @@ def _one_of(resources: Sequence[Json]) -> Json:
 
 def _resource(form: FileGeneration, kind: ApiKind, written_kind: Json) -> Json:
     """Return the schema of one API of a kind."""
-    defaults = _defaults(form, kind)
+    code = {"interface": form.interface, "type": "python", "path": "handler.py"}
+    deployment = "deployment" if form in DEPLOYED else None
+    defaults = Api.model_validate({"name": "a", "kind": kind, "deployment": deployment, "handler": code})
     resource = _object({}, ["name", "kind", form.section])
     for key, field in form.fields.items():
         if field == NOT_YET or is_within_unsupported(kind, key):
             continue
-        section = _section(resource, key)
+        section, path = resource, key.split(".")[:-1]
+        for part in path:
+            section = section["properties"].setdefault(part, _object({}, []))
         leaf = key.rpartition(".")[2]
         if (meaning := _meaning(form, key, field)) is not None:
             section.setdefault("description", meaning)
@@ -148,7 +148,17 @@ def _resource(form: FileGeneration, kind: ApiKind, written_kind: Json) -> Json:
             section["properties"][leaf] = {"description": "accepted for compatibility, without effect"}
         else:
             info = _field(field)
-            section["properties"][leaf] = _property(form, field, info, defaults)
+            schema = _of_field(field)
+            if field == "handler.models.paths" and form is not HANDLER:
+                entry = schema["anyOf"][0]["items"]
+                entry["properties"] |= dict.fromkeys(OLDER_MODEL_KEYS, entry["properties"]["path"])
+                entry["required"] = ["name"]
+            default = _default(field, info, defaults)
+            section["properties"][leaf] = {
+                "description": _description(field),
+                **schema,
+                **({} if default is None else {"default": default}),
+            }
             is_alone = list(form.fields.values()).count(field) == 1
             is_derived = field == "networking.endpoint" or (field == "handler.type" and form is MODEL)
             if info.is_required() and is_alone and not is_derived and leaf not in section["required"]:
@@ -167,14 +177,6 @@ def _require_code(section: Json) -> None:
             "if": {"properties": {"type": {"const": PYTHON}}, "required": ["type"]},
             "then": {"required": ["path"]},
         }
-
-
-def _section(resource: Json, key: str) -> Json:
-    """Return the schema of the map that has a key; create it."""
-    section, path = resource, key.split(".")[:-1]
-    for part in path:
-        section = section["properties"].setdefault(part, _object({}, []))
-    return section
 
 
 def _meaning(form: FileGeneration, key: str, field: str) -> str | None:
@@ -199,24 +201,6 @@ def _with_short_forms(schema: Json, form: FileGeneration) -> Json:
             alternatives.append({"type": "null"})
         schema["properties"][key] = inner if len(alternatives) == 1 else {"anyOf": alternatives}
     return schema
-
-
-def _property(form: FileGeneration, field: str, info: FieldInfo, defaults: Api) -> Json:
-    """Return the schema of a field with its description and default."""
-    schema = _of_field(field)
-    if field == "handler.models.paths" and form is not HANDLER:
-        entry = schema["anyOf"][0]["items"]
-        entry["properties"] |= dict.fromkeys(OLDER_MODEL_KEYS, entry["properties"]["path"])
-        entry["required"] = ["name"]
-    default = _default(field, info, defaults)
-    return {"description": _description(field), **schema, **({} if default is None else {"default": default})}
-
-
-def _defaults(form: FileGeneration, kind: ApiKind) -> Api:
-    """Return an API with all defaults of its kind."""
-    code = {"interface": form.interface, "type": "python", "path": "handler.py"}
-    deployment = "deployment" if form in DEPLOYED else None
-    return Api.model_validate({"name": "a", "kind": kind, "deployment": deployment, "handler": code})
 
 
 def _default(field: str, info: FieldInfo, defaults: Api) -> Any:

@@ -200,7 +200,11 @@ class FrameType(PayloadType):
         if self.is_none(value):
             return None
         if isinstance(value, list):
-            return _from_records(value)
+            import pandas as pd  # noqa: PLC0415 - as above
+
+            names = _names_of_records(value)
+            columns = {name: _column([record.get(name) for record in value]) for name in names}
+            return pd.DataFrame(columns, index=pd.RangeIndex(len(value)))
         if not isinstance(value, dict):
             raise payload_error("frame_type", "Input should be a list of records, or lists by the name of a column")
         if value.keys() - {"index"} == {"columns", "data"} and _is_rows(value["data"]):
@@ -244,15 +248,6 @@ def _is_rows(value: Any) -> bool:
 def _is_nested(value: Any) -> bool:
     """Return whether a value is an object, or a list of rows."""
     return isinstance(value, dict) or (isinstance(value, list) and isinstance(next(iter(value), None), list | dict))
-
-
-def _from_records(records: list[Any]) -> Any:
-    """Convert `[{"name": value, …}, …]`."""
-    import pandas as pd  # noqa: PLC0415 - as above
-
-    names = _names_of_records(records)
-    columns = {name: _column([record.get(name) for record in records]) for name in names}
-    return pd.DataFrame(columns, index=pd.RangeIndex(len(records)))
 
 
 def _names_of_records(records: list[Any]) -> dict[str, Any]:

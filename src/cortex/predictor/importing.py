@@ -27,7 +27,9 @@ def import_user_file(project: Path, path: str, python_path: str | None) -> Modul
     """
     roots = [project, *([project / python_path] if python_path else [])]
     roots = [root.resolve() for root in roots]
-    _extend_sys_path(roots)
+    wanted = [str(root) for root in roots]
+    sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
+    importlib.invalidate_caches()
     file = (project / path).resolve()
     if not file.is_file():
         raise UserError(f"{path}: file does not exist in the project")
@@ -37,12 +39,6 @@ def import_user_file(project: Path, path: str, python_path: str | None) -> Modul
         if _resolves_to(name, file):
             return importlib.import_module(name)
     return _import_alone(_FALLBACK_PREFIX + re.sub(r"\W", "_", file.stem), file)
-
-
-def _extend_sys_path(roots: list[Path]) -> None:
-    wanted = [str(root) for root in roots]
-    sys.path[:] = wanted + [entry for entry in sys.path if entry not in wanted]
-    importlib.invalidate_caches()
 
 
 def _module_names(file: Path, roots: list[Path]) -> list[str]:

@@ -60,7 +60,12 @@ def unpack(data: bytes, destination: Path) -> None:
         building = Path(tempfile.mkdtemp(prefix=".unpack-", dir=destination.parent))
         try:
             for entry in entries:
-                _extract(packed, entry, building)
+                target = building / entry.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with _entry_data(packed, entry) as source, target.open("xb") as file:
+                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
+                if is_executable(entry.external_attr >> 16):
+                    target.chmod(target.stat().st_mode | 0o111)
             building.rename(destination)
         except OSError as error:
             # Another process unpacked the same content first.
@@ -191,12 +196,3 @@ def _entry_data(packed: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[IO[
             yield file
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, struct.error) as error:
         raise InputError(f"{entry.filename!r} in the project's archive is damaged: {error}") from error
-
-
-def _extract(packed: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path) -> None:
-    target = folder / entry.filename
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _entry_data(packed, entry) as source, target.open("xb") as file:
-        shutil.copyfileobj(source, file, _CHUNK_BYTES)
-    if is_executable(entry.external_attr >> 16):
-        target.chmod(target.stat().st_mode | 0o111)

@@ -52,7 +52,14 @@ class ProjectFiles:
 
         Raises: InputError if `root` cannot be a project; ConfigError with every file that cannot be deployed.
         """
-        resolved = _checked_root(root)
+        resolved = root.expanduser().resolve()
+        if not resolved.is_dir():
+            raise InputError(f"{root}: is not a folder; pass the folder that contains {_CONFIG_NAME}")
+        if resolved in (Path(resolved.anchor), Path.home().resolve()):
+            what = "the root of the file system" if resolved == Path(resolved.anchor) else "your home folder"
+            raise InputError(
+                f"{root}: {what} can't be a project; move {_CONFIG_NAME} and its files into a folder of their own"
+            )
         scan = _Scan(resolved, config_name, _read_ignore_file(resolved))
         scan.run()
         if scan.diagnostics:
@@ -111,18 +118,6 @@ def pack(project: ProjectFiles) -> bytes:
                             raise InputError(too_big())
                         target.write(chunk)
     return buffer.getvalue()
-
-
-def _checked_root(root: Path) -> Path:
-    resolved = root.expanduser().resolve()
-    if not resolved.is_dir():
-        raise InputError(f"{root}: is not a folder; pass the folder that contains {_CONFIG_NAME}")
-    if resolved in (Path(resolved.anchor), Path.home().resolve()):
-        what = "the root of the file system" if resolved == Path(resolved.anchor) else "your home folder"
-        raise InputError(
-            f"{root}: {what} can't be a project; move {_CONFIG_NAME} and its files into a folder of their own"
-        )
-    return resolved
 
 
 def _read_ignore_file(root: Path) -> IgnoreFile:

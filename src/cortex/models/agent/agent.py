@@ -119,7 +119,10 @@ class ModelAgentServer:
         self._logger.info("model agent started", pid=os.getpid())
         housekeeping = asyncio.create_task(self._run_housekeeping(started_at), name="housekeeping")
         await self._stop.wait()
-        _exit_in_time()
+        # Exit even if a thread is busy with the disk; the next agent deletes what is incomplete.
+        timer = threading.Timer(_EXIT_TIMEOUT_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
         server.close()
         housekeeping.cancel()
         for client in list(self._clients):
@@ -294,18 +297,15 @@ class ModelAgentServer:
         # An agent that never had a source can't know what is needed: replicas may still wait for their environment.
         is_over = is_idle and self._had_monitors and not self._monitors
         if is_over or (self._had_monitors and now - started_at >= limits.first_grace_s):
-            self._retain_of_idle_apis()
+            # Keep what deployed APIs without replicas have served, such as those that are scaled to zero.
+            contents = self._last_catalogues.keep_only(self._monitors, _deployed_apis(self._home))
+            for api in self._idle_apis | contents.keys():
+                self._contents.retain((api, self._last_catalogues), contents.get(api))
+            self._idle_apis = {*contents}
             await self._contents.collect_garbage(0 if is_over else limits.content_grace_s)
         if is_idle and not self._clients:
             self._logger.info("model agent ends: it has no clients")
             self._stop.set()
-
-    def _retain_of_idle_apis(self) -> None:
-        """Keep what deployed APIs without replicas have served, such as those that are scaled to zero."""
-        contents = self._last_catalogues.keep_only(self._monitors, _deployed_apis(self._home))
-        for api in self._idle_apis | contents.keys():
-            self._contents.retain((api, self._last_catalogues), contents.get(api))
-        self._idle_apis = {*contents}
 
 
 def _deployed_apis(home: Home) -> list[str]:
@@ -440,13 +440,6 @@ def only_one(home: Home) -> Iterator[None]:
             print(f"error: a model agent already runs for {home.path}", file=sys.stderr, flush=True)
             sys.exit(ALREADY_RUNS)
         yield
-
-
-def _exit_in_time() -> None:
-    """Exit even if a thread is busy with the disk; the next agent deletes what is incomplete."""
-    timer = threading.Timer(_EXIT_TIMEOUT_S, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,12 @@ def common_document(apis: Sequence[DocumentedApi], gateway_url: str, version: st
 
 
 def _document(apis: Sequence[DocumentedApi], server: str, title: str, version: str, description: str) -> Json:
-    schemas = SchemaComponents(_own_schemas(apis))
+    # Only the schemas of cortex that the document may need: the names of others are free for models of users.
+    has_jobs = any(api.kind in (ApiKind.ASYNC, ApiKind.BATCH, ApiKind.TASK) for api in apis)
+    has_models = any(each.models for each in _signatures(apis))
+    schemas = SchemaComponents(
+        {**errors.SCHEMAS, **(jobs.SCHEMAS if has_jobs else {}), **(inference.SCHEMAS if has_models else {})}
+    )
     for each in _signatures(apis):
         methods = [*each.methods, *(route.method for route in each.routes)]
         payloads = [method.payload.schema for method in methods if method.payload is not None]
@@ -76,13 +81,6 @@ def _document(apis: Sequence[DocumentedApi], server: str, title: str, version: s
         "paths": {path: paths[path] for path in sorted(paths)},
         "components": _used(components, paths),
     }
-
-
-def _own_schemas(apis: Sequence[DocumentedApi]) -> Json:
-    """Return the schemas of cortex that the document may need: the names of others are free for models of users."""
-    has_jobs = any(api.kind in (ApiKind.ASYNC, ApiKind.BATCH, ApiKind.TASK) for api in apis)
-    has_models = any(each.models for each in _signatures(apis))
-    return {**errors.SCHEMAS, **(jobs.SCHEMAS if has_jobs else {}), **(inference.SCHEMAS if has_models else {})}
 
 
 def _signatures(apis: Iterable[DocumentedApi]) -> Iterator[ApiSignature]:
@@ -207,7 +205,15 @@ def _operation(
     made: Json = {"operationId": f"{first.name}{of_route}", "summary": first.summary or f"Call {first.name}"}
     if first.description:
         made["description"] = first.description
-    described = [_parameter(each, schemas) for each in parameters]
+    described = [
+        {
+            "name": each.name,
+            "in": each.location,
+            "required": each.location == "path" or each.is_required,
+            "schema": schemas.add(each.schema),
+        }
+        for each in parameters
+    ]
     described += [_QUERY_PARAMS] if any(method.query_params for method in methods) else []
     if described:
         made["parameters"] = described
@@ -234,15 +240,6 @@ def _operation(
         ),
     }
     return made
-
-
-def _parameter(parameter: ParameterSignature, schemas: SchemaComponents) -> Json:
-    return {
-        "name": parameter.name,
-        "in": parameter.location,
-        "required": parameter.location == "path" or parameter.is_required,
-        "schema": schemas.add(parameter.schema),
-    }
 
 
 _QUERY_PARAMS: Json = {

@@ -79,7 +79,11 @@ class LocalServer:
             channel = self._start()
             # Each load has a unique name, as the same files may be loaded twice for a moment.
             name = f"{request.digest[:32] or 'model'}-{next(self._names)}"
-            folder = self._link(name, request.path)
+            assert self._folder is not None
+            versions = self._folder / name  # the folder of versions that the server expects, with a link to the model
+            versions.mkdir()
+            (versions / "1").symlink_to(Path(request.path).absolute(), target_is_directory=True)
+            folder = str(versions)
             self._folders[name] = folder
             try:
                 self._configure(channel)
@@ -105,7 +109,12 @@ class LocalServer:
             if self._channel is not None:
                 self._channel.close()
             if self._process is not None:
-                _terminate(self._process)
+                self._process.terminate()
+                try:
+                    self._process.wait(_TERMINATE_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -258,14 +267,6 @@ class LocalServer:
         temporary.write_text(text or "model_config_list {}")
         temporary.replace(self._folder / "models.conf")
 
-    def _link(self, name: str, path: str) -> str:
-        """Create the folder of versions that the server expects, with a link to the model."""
-        assert self._folder is not None
-        folder = self._folder / name
-        folder.mkdir()
-        (folder / "1").symlink_to(Path(path).absolute(), target_is_directory=True)
-        return str(folder)
-
     def _load_error(self, error: Any) -> str:
         reason = self.exit_reason() if error.code() is grpc.StatusCode.UNAVAILABLE else None
         if reason:
@@ -302,15 +303,6 @@ def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     return f"was killed ({signal.Signals(-code).name})"
-
-
-def _terminate(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_TERMINATE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _short_folder() -> str:

@@ -45,7 +45,12 @@ def load_with_modules(request: LoadRequest, folders: Iterable[Path], load: Calla
         _claim(request, [each for each in added if each.is_relative_to(root)], claimed)
     except BaseException:
         sys.path[:] = before
-        _release(claimed)
+        # Forget the modules of a model that could not be loaded, so that a repaired one can be.
+        for name in claimed:
+            del _owners[name]
+            for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[module]
+        importlib.invalidate_caches()
         raise
     return model
 
@@ -74,15 +79,6 @@ def _difference(request: LoadRequest, other: LoadRequest, name: str) -> str:
         f"{request.label} and {other.label} have different modules named {name}, and a Python process can have only "
         f"one; {fix}"
     )
-
-
-def _release(names: Iterable[str]) -> None:
-    """Forget the modules of a model that could not be loaded, so that a repaired one can be."""
-    for name in names:
-        del _owners[name]
-        for module in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
-            del sys.modules[module]
-    importlib.invalidate_caches()
 
 
 def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -40,7 +40,12 @@ def load(context: LoadContext) -> Estimator:
     """Load a folder that the caller trusts, or that runs no code. Raises: ModelFormatError, MlflowException."""
     folder = context.detection.path
     if not context.detection.needs_trust:
-        _check_types(context, Path(folder))
+        # Mlflow trusts its own lists of types in a skops file: check the file as one without a folder.
+        from cortex.predictor.estimators.sklearn import load_skops  # noqa: PLC0415 - needs scikit-learn
+
+        for file in sorted(Path(folder).iterdir()):
+            if file.is_file() and zipfile.is_zipfile(file):
+                load_skops(context, str(file))
     code = _code_folders(Path(folder)) if context.detection.needs_trust else ()
     model = load_with_modules(context.request, code, lambda: mlflow.pyfunc.load_model(folder, suppress_warnings=True))
     inputs, outputs = model.metadata.get_input_schema(), model.metadata.get_output_schema()
@@ -64,15 +69,6 @@ def _code_folders(folder: Path) -> Iterator[Path]:
         for flavor in flavors.values() if isinstance(flavors, dict) else ():
             if isinstance(flavor, dict) and (code := flavor.get("code")):
                 yield file.parent / str(code)
-
-
-def _check_types(context: LoadContext, folder: Path) -> None:
-    """Check a skops file as one without a folder, whose lists of types mlflow trusts. Raises: ModelFormatError."""
-    from cortex.predictor.estimators.sklearn import load_skops  # noqa: PLC0415 - needs scikit-learn
-
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and zipfile.is_zipfile(file):
-            load_skops(context, str(file))
 
 
 def _predict(model: Any, name: str) -> Callable[[Any], dict[str, Any]]:
