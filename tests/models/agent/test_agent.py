@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,26 +185,6 @@ def test_fetching_a_removed_version_fails(agent: RunningAgent, models: Path) -> 
         answer = client.answer()
         assert isinstance(answer, FetchFailed)
         assert "changed or removed" in answer.message
-
-
-def test_concurrent_fetches_of_one_version_share_one_download(
-    agent: RunningAgent, swift: SwiftServer, tmp_path: Path
-) -> None:
-    for name in ("a.bin", "b/c.bin"):
-        swift.put(BUCKET, f"cold/1/{name}", os.urandom(300_000))
-    with SlowProxy(swift.url) as proxy:
-        agent.environ = {**swift.environ, "AWS_ENDPOINT_URL_S3": proxy.url}
-        source = of_dir(f"s3://{BUCKET}", cache_size=5, disk_cache_size=5, poll_interval_s=60)
-        agent.start()
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(AgentClient(agent.socket)) for _ in range(100)]
-            digest = wait_until(clients[0].watch(source).confirmed).by_name["cold"].latest.digest
-            for client in clients:
-                client.fetch(source, "cold", "1", digest)
-            paths = {answer.path for client in clients if isinstance(answer := client.answer(), Fetched)}
-        assert len(paths) == 1
-        gets = Counter(path for method, path in proxy.requests if method == "GET" and path.endswith(".bin"))
-        assert sorted(gets.values()) == [1, 1]
 
 
 # What goes wrong.

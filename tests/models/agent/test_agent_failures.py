@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from cortex.models.spec import DEFAULT_MODEL, Catalogue
-from harness.models.model_agents import AgentClient, RunningAgent, latest, of_dir, of_path, read_latest
+from harness.models.model_agents import AgentClient, RunningAgent, latest, of_path, read_latest
 from harness.servers.buckets import BUCKET
 from harness.servers.s3 import SwiftServer
 from harness.servers.slow_proxy import SlowProxy
@@ -109,12 +108,3 @@ def test_an_agent_killed_during_a_download_leaves_no_partial_content(agent: Runn
             digest = wait_until(client.confirmed, 30).by_name[DEFAULT_MODEL].latest.digest
             assert agent.contents() == [digest]
             assert read_latest(client) == data
-
-
-def test_an_agent_that_was_killed_finds_its_contents_on_disk(agent: RunningAgent, models: Path) -> None:
-    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
-        wait_until(client.confirmed)
-    agent.kill()
-    with AgentClient(agent.start().socket).watch(of_dir(models)) as client:
-        wait_until(client.confirmed)
-    assert agent.log().count("model downloaded") == 1

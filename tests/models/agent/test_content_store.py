@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -46,10 +45,6 @@ def opened(tmp_path: Path) -> ContentStore:
 
 def on_disk(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "content").iterdir()}
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
 
 
 async def test_concurrent_requests_for_one_content_share_one_download(tmp_path: Path) -> None:

@@ -128,16 +128,6 @@ def test_hidden_and_incomplete_files_alone_are_no_model() -> None:
     assert judge("python", "2/.DS_Store", "2/model.pkl")[1] == ()
 
 
-def test_empty_marker_objects_of_version_folders_are_ignored() -> None:
-    prefix = Prefix("s3://b/m")
-    tally = ListingAggregate(prefix, 1.0)
-    tally.add([stored("1/model.pkl"), stored("2", content="")])
-    models, problems = catalogue_models(
-        ModelSource("python", (ModelPath("iris", "s3://b/m"),)), {prefix: tally.listing(False)}, 5.0
-    )
-    assert (versions(models), problems) == ({"iris": ["1"]}, ())
-
-
 def test_a_file_with_a_numeric_name_is_not_a_version() -> None:
     models, problems = judge("python", "5")
     assert (versions(models), problems) == ({"iris": ["1"]}, ())
