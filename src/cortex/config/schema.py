@@ -92,6 +92,7 @@ def _code_path(value: object, info: ValidationInfo) -> str | None:
 
 
 Text = Annotated[str, BeforeValidator(text)]
+Flag = Annotated[bool, BeforeValidator(true_or_false)]
 Count = Annotated[int, BeforeValidator(integer(above=0))]
 Fraction = Annotated[float, BeforeValidator(number(at_least=0, below=1))]
 EnvName = Annotated[str, BeforeValidator(env_name)]
@@ -215,7 +216,7 @@ class ModelsConfig(ConfigModel):
     cache_memory: Annotated[int, BeforeValidator(memory_bytes)] | None = None
     trust: Annotated[str, BeforeValidator(enum("pickle"))] | None = None  #: what may run code from models' files
     #: A new version is tried with a part of the requests, as `update_strategy.canary` says, before it replaces the old.
-    canary: Annotated[bool, BeforeValidator(true_or_false)] = False
+    canary: Flag = False
     #: With `canary`: the versions of this revision, which a deploy finds in the bucket. No key of cortex.yaml.
     pinned: list[PinnedModel] = []
 
@@ -355,7 +356,7 @@ class Batching(ConfigModel):
     max_batch_size: Annotated[int, BeforeValidator(integer(at_least=2, at_most=1024))]
     #: Maximum wait for further requests.
     batch_interval_s: Annotated[float, BeforeValidator(duration_s(above=0, example="10ms"))]
-    isolate_failures: Annotated[bool, BeforeValidator(true_or_false)] = True  #: bisect a failed batch
+    isolate_failures: Flag = True  #: bisect a failed batch
 
 
 @accepts(type="string", pattern="^[A-Za-z_][A-Za-z0-9_]*$")
@@ -415,7 +416,7 @@ class Handler(ConfigModel):
     app: Annotated[str, BeforeValidator(_attribute_name)] | None = None  #: the application in `path`, or its factory
     #: The program of the user's own server, and its arguments.
     command: Annotated[list[Text], BeforeValidator(_command)] | None = None
-    strip_prefix: Annotated[bool, BeforeValidator(true_or_false)] = True  #: the command's server gets paths without it
+    strip_prefix: Flag = True  #: the command's server gets paths without it
     start_timeout_s: Annotated[float, BeforeValidator(duration_s(above=0))] = START_S  #: until that server is ready
     protobuf_path: Annotated[str, BeforeValidator(_protobuf_path)] | None = None  #: its service answers over gRPC
     python_path: Annotated[str, BeforeValidator(folder_on_path)] | None = None
@@ -427,8 +428,8 @@ class Handler(ConfigModel):
     tensorflow_serving: Annotated[str, BeforeValidator(serving_address)] | None = None  #: host:port, or LOCAL_SERVING
     processes_per_replica: Annotated[int, BeforeValidator(integer(at_least=1, at_most=100))] = 1
     threads_per_process: Annotated[int, BeforeValidator(integer(at_least=1))] = 1
-    pin_processes: Annotated[bool, BeforeValidator(true_or_false)] = False  #: each has processors of its own
-    preload: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the processes are forked after construction
+    pin_processes: Flag = False  #: each has processors of its own
+    preload: Flag = False  #: the processes are forked after construction
     log_level: Annotated[str, BeforeValidator(enum("debug", "info", "warning", "error"))] = "info"
     dependencies: Dependencies = Dependencies()
     server_side_batching: Batching | None = None
@@ -519,7 +520,7 @@ class CorsConfig(ConfigModel):
 
     origins: Annotated[list[Origin], BeforeValidator(a_list)]
     headers: Annotated[list[HeaderName], BeforeValidator(a_list)] = ["*"]
-    credentials: Annotated[bool, BeforeValidator(true_or_false)] = False
+    credentials: Flag = False
 
 
 @accepts(type="string", pattern=r"^((s3|gs)://.*[^/]|/.*)$")
@@ -586,10 +587,10 @@ class Networking(ConfigModel):
     buckets: Annotated[list[Bucket], BeforeValidator(a_list)] | None = None  #: buckets, or folders in buckets
     #: Hosts, addresses and networks of webhooks, besides all public addresses.
     webhook_hosts: Annotated[list[WebhookHost], BeforeValidator(a_list)] | None = None
-    access_log: Annotated[bool, BeforeValidator(true_or_false)] = False  #: the gateway writes a line per request
-    sticky: Annotated[bool, BeforeValidator(true_or_false)] = False  #: a client's requests go to the same process
+    access_log: Flag = False  #: the gateway writes a line per request
+    sticky: Flag = False  #: a client's requests go to the same process
     auth: Annotated[str, BeforeValidator(enum("none", "api_key"))] = "none"  #: the credential that the gateway requires
-    docs: Annotated[bool, BeforeValidator(true_or_false)] = True  #: serve `openapi.json` and `docs` below the endpoint
+    docs: Flag = True  #: serve `openapi.json` and `docs` below the endpoint
     #: for a call whose client disconnects
     on_disconnect: Annotated[str, BeforeValidator(enum("finish", "cancel", "kill"))] = "cancel"
     #: without a message in either direction
@@ -654,7 +655,7 @@ class CanaryConfig(ConfigModel):
     null_means_default = frozenset({"max_prediction_shift", "max_disagreement"})
 
     #: Before the first step, the new revision gets copies of all requests, and its responses are discarded.
-    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False
+    shadow: Flag = False
     #: Shares of the requests, one after the other.
     steps: Annotated[list[Step], BeforeValidator(_steps)] = ["1%", "10%", "50%"]
     min_requests: Count = 100  #: that the new revision must answer in each step
@@ -706,7 +707,7 @@ class Traffic(ConfigModel):
     name: Text
     weight: Annotated[int, BeforeValidator(integer(at_least=0, at_most=100))]  #: percent of requests
     #: Receives copies of requests; its responses are discarded.
-    shadow: Annotated[bool, BeforeValidator(true_or_false)] = False
+    shadow: Flag = False
 
 
 class Schedule(ConfigModel):
