@@ -110,7 +110,7 @@ def run(upstream: Any, *pieces: bytes | None) -> tuple[bytes, list[ServedRequest
 
     async def main() -> bytes:
         gateway = DevGateway(logged.append, notice_nothing)
-        gateway.upstreams = [upstream]
+        gateway.upstreams = upstream if isinstance(upstream, list) else [upstream]
         port = await gateway.start("127.0.0.1", 0)
         try:
             return await exchange(port, *pieces)
@@ -202,6 +202,17 @@ def test_paths(upstream: Upstream, request_line: bytes, status: int, text: bytes
     response, _ = run(upstream, request_line + b"\r\nhost: a\r\n" + LAST)
     assert response.startswith(b"HTTP/1.1 %d" % status)
     assert text in response
+
+
+@pytest.mark.parametrize(("other", "status"), [(0, 200), (50, 503)])
+def test_a_splitter_is_ready_if_each_api_with_weight_is(upstream: Upstream, other: int, status: int) -> None:
+    shares = [{"name": "one", "weight": 100 - other}, {"name": "away", "weight": other}]
+    shares.append({"name": "dark", "weight": 5, "shadow": True})
+    api = Api.model_validate({"name": "both", "kind": "TrafficSplitter", "apis": shares})
+    splitter = SimpleNamespace(api=api, is_serving=False)
+    for path in (b"/readyz?api=both", b"/both/readyz", b"/readyz"):
+        response, _ = run([upstream, splitter], b"GET " + path + b" HTTP/1.1\r\nhost: a\r\n" + LAST)
+        assert response.startswith(b"HTTP/1.1 %d" % status), path
 
 
 def test_the_reasons_of_refused_requests_are_reported(upstream: Upstream) -> None:

@@ -19,8 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from cortex.config.schema import Api
 from cortex.dev.client_connection import DevConnection, ServedRequest
 from cortex.dev.routing import DevRoute, find_route, why_unknown
+from cortex.gateway.routes import Share, required_apis
 from cortex.lifecycle import ApiKind
 from cortex.processes.sockets import accept_one
 from cortex.worker.commands.command_call import RESTART, CommandCall
@@ -42,6 +44,13 @@ TIMEOUT_S = 24 * 3600.0
 #: Longer bodies of errors are cut, so that they are no JSON, and not shown.
 _MAX_ERROR_BYTES = 64 * 1024
 _HEALTH = frozenset({"/livez", "/readyz", "/healthz"})
+
+
+def _needed_apis(api: Api) -> list[str]:
+    """Return the APIs that must serve for an API or TrafficSplitter to be ready, as at the gateway."""
+    if api.kind is not ApiKind.SPLITTER:
+        return [api.name]
+    return required_apis(Share(each.name, each.weight) for each in api.apis or () if not each.shadow)
 
 
 class UnavailableError(Exception):
@@ -190,15 +199,17 @@ class _ProcessCall(CommandCall):
             connection.respond_error(404, why_unknown(path, gateway.upstreams))
 
     def _answer_all_ready(self) -> None:
-        upstreams = {each.api.name: each for each in self._gateway.upstreams if each.api.kind is not ApiKind.SPLITTER}
+        upstreams = {each.api.name: each for each in self._gateway.upstreams}
         asked = parse_qs(self._connection.url.partition(b"?")[2].decode("latin-1")).get("api") or [*upstreams]
         if unknown := [name for name in asked if name not in upstreams]:
             self._connection.respond_error(404, f"{', '.join(unknown)}: no such API")
             return
         self._answer_ready([upstreams[name] for name in asked])
 
-    def _answer_ready(self, upstreams: Sequence[DevApi]) -> None:
-        is_ready = bool(upstreams) and all(each.is_serving for each in upstreams)
+    def _answer_ready(self, asked: Sequence[DevApi]) -> None:
+        serving = {each.api.name for each in self._gateway.upstreams if each.is_serving}
+        needed = [_needed_apis(each.api) for each in asked]
+        is_ready = bool(needed) and all(names and serving.issuperset(names) for names in needed)
         body = b'{"ready":true}' if is_ready else b'{"ready":false}'
         self._connection.respond(200 if is_ready else 503, b"application/json", body)
 

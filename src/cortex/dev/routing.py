@@ -34,7 +34,7 @@ def find_route(path: str, upstreams: Sequence[DevApi]) -> DevRoute | None:
     found = [each for each in upstreams if _below(path, each.api) is not None]
     for upstream in sorted(found, key=lambda each: -len(each.api.networking.endpoint)):
         target = _drawn(upstream, upstreams)
-        if target is not None and (route := _route_below(target, upstream.api, _below(path, upstream.api) or "")):
+        if target is not None and (route := _route_below(target, upstream, _below(path, upstream.api) or "")):
             return route
     return None
 
@@ -67,8 +67,8 @@ def _drawn(upstream: DevApi, upstreams: Sequence[DevApi]) -> DevApi | None:
     return names[random.choices(shares, [share.weight for share in shares])[0].name]  # noqa: S311
 
 
-def _route_below(target: DevApi, owner: Api, below: str) -> DevRoute | None:
-    endpoint, api = owner.networking.endpoint, target.api
+def _route_below(target: DevApi, owner: DevApi, below: str) -> DevRoute | None:
+    endpoint, api = owner.api.networking.endpoint, target.api
     if api.runs_command:
         return DevRoute(target, endpoint)
     if below in ("", "/"):
@@ -76,8 +76,8 @@ def _route_below(target: DevApi, owner: Api, below: str) -> DevRoute | None:
     if api.is_application:
         return DevRoute(target, endpoint)
     if below == "/readyz":
-        return DevRoute(target, asks_ready=True)
-    if owner.networking.docs and (below in ("/openapi.json", "/docs") or below.startswith("/docs/")):
+        return DevRoute(owner, asks_ready=True)
+    if owner.api.networking.docs and (below in ("/openapi.json", "/docs") or below.startswith("/docs/")):
         return DevRoute(target, documentation=below)
     if api.kind is not ApiKind.REALTIME:
         return DevRoute(target, endpoint) if below.count("/") == 1 else None

@@ -31,7 +31,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 
 from cortex.gateway.protocols import OPENAI_MAP, RULES, SET_OPENAI, Protocol
-from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split
+from cortex.gateway.routes import ApiBackend, Cors, RoutingTable, Share, Split, required_apis
 from cortex.payloads.openai_errors import OPENAI_PATH
 
 ROUTES_MAP = "routes.map"
@@ -226,7 +226,7 @@ def _ready_map(table: RoutingTable) -> dict[str, str]:
     """
     needs = {backend.api: _needs(backend) for backend in table.backends}
     for split in table.splits:
-        apis = [needs.get(share.api, _NOT_READY) for share in split.shares if share.percent]
+        apis = [needs.get(api, _NOT_READY) for api in required_apis(split.shares)]
         needs[split.name] = " ".join(apis) or _NOT_READY
     entries: dict[str, str] = {}
     owners: tuple[ApiBackend | Split, ...] = (*table.splits, *table.backends)

@@ -97,6 +97,11 @@ class Share:
     percent: int
 
 
+def required_apis(shares: Iterable[Share]) -> list[str]:
+    """Return the APIs that must be ready for a splitter to be ready: those that get requests. Empty: it never is."""
+    return [share.api for share in shares if share.percent]
+
+
 @dataclass(frozen=True)
 class Split:
     """A TrafficSplitter: each request goes to one API, and possibly a copy to another."""
