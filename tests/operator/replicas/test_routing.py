@@ -236,6 +236,14 @@ def test_an_api_behind_the_operator_has_the_reason_why_it_can_not_work(
     assert bool(found.unavailable) == bool(unavailable)
 
 
+def test_a_broken_new_revision_does_not_make_an_async_api_unready_whose_old_one_restarts() -> None:
+    spec = api().model_copy(update={"kind": ApiKind.ASYNC})
+    stored = record(deployed(spec=spec), serving=deployed("r0", spec), failure=StoredFailure("ValueError"))
+    broken = {("iris", "r1"): Preparation(failure=BROKEN)}
+    (found,) = routes_of([stored], [replica("a", RESTARTING, revision="r0")], broken, "/s/jobs").backends
+    assert found.unavailable == ""
+
+
 def test_requests_are_held_after_one_kill_of_a_process_that_starts() -> None:
     idle = {"autoscaling": {"min_replicas": 0}}
     killed = replace(FAILED, failure=StartFailure("the process ended while it started", was_killed=True))

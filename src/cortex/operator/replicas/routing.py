@@ -81,14 +81,16 @@ def routes_of(
 
     def backend(record: ApiRecord) -> ApiBackend:
         own = sorted(by_api.get(record.name, []), key=lambda replica: replica.spec.id)
-        preparation = preparations.get((record.name, record.revision), Preparation())
+        answering = _as_answering(record)
+        preparation = preparations.get((record.name, answering.revision), Preparation())
+        unavailable = _unavailable(answering, own, preparation)
         if record.spec.kind is not ApiKind.REALTIME:
-            return _jobs_backend(record, jobs_socket, own, preparation)
-        returns = _returns(record)
-        preparation = preparations.get((record.name, returns.revision), Preparation())
-        unavailable = _unavailable(returns, own, preparation)
+            has_workers = record.spec.kind.has_replicas
+            is_ready = any(each.is_ready for each in own) if has_workers else preparation.stage is Stage.DONE
+            starting = "" if record.serving else _STARTING
+            return _jobs_backend(record, jobs_socket, "" if is_ready else unavailable or starting)
         percent = canaries.get(record.name)
-        return _backend(record, own, unavailable, is_proven(returns), gateways, record.name in routed, percent)
+        return _backend(record, own, unavailable, is_proven(answering), gateways, record.name in routed, percent)
 
     return RoutingTable(
         tuple(backend(record) for record in wanted if record.spec.kind is not ApiKind.SPLITTER),
@@ -226,18 +228,15 @@ def _subpaths(spec: Api, has_routes: bool) -> tuple[str, ...]:
     return (V2_PATH, _SIGNATURE_PATH) if spec.handler.interface in REQUEST_HANDLERS else (V2_PATH,)
 
 
-def _jobs_backend(record: ApiRecord, socket: str, replicas: Sequence[Replica], preparation: Preparation) -> ApiBackend:
+def _jobs_backend(record: ApiRecord, socket: str, unavailable: str) -> ApiBackend:
     networking = record.spec.networking
-    has_workers = record.spec.kind.has_replicas
-    is_ready = any(each.is_ready for each in replicas) if has_workers else preparation.stage is Stage.DONE
-    starting = "" if record.serving else _STARTING
     return ApiBackend(
         api=record.name,
         endpoint=networking.endpoint,
         timeout_s=networking.timeout_s,
         max_body_bytes=networking.max_body_size,
         max_queue=0,
-        unavailable="" if is_ready else _unavailable(record, replicas, preparation) or starting,
+        unavailable=unavailable,
         jobs_socket=socket,
         access_log=networking.access_log,
         needs_key=networking.needs_key,
@@ -275,10 +274,15 @@ def _routed(replicas: Sequence[Replica]) -> list[RoutedProcess]:
     return ready or [pair for pair in every if is_restarting(pair[1])]
 
 
-def _returns(record: ApiRecord) -> ApiRecord:
-    """Return an API as if the revision that has served were its newest: the one that serves again soon."""
+def _as_answering(record: ApiRecord) -> ApiRecord:
+    """Return an API as if the revision that answers next were its newest.
+
+    With replicas, that is the one that has served, until the newest replaces it. Jobs run the newest.
+    """
     serving = record.serving
-    return record if serving in (None, record.target) else replace(record, target=serving, failure=None)
+    if serving in (None, record.target) or not record.spec.kind.has_replicas:
+        return record
+    return replace(record, target=serving, failure=None)
 
 
 def _unavailable(record: ApiRecord, replicas: Sequence[Replica], preparation: Preparation) -> str:
