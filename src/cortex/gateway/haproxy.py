@@ -629,7 +629,7 @@ class HaproxyProcess:
                 # It runs, but a full disk prevents the identity file; `_find` adopts it without.
 
     def link_binary(self) -> bool:
-        """Have the next reload start the binary of this version; return whether the running one is another one.
+        """Point the link at the binary of this version, for the next reload; return whether another one runs.
 
         A master that an older version started directly, without the link, keeps its binary until it ends.
         """

@@ -1,4 +1,4 @@
-"""What all subsystems of the operator share: its home and settings, the database, and what wakes what."""
+"""The context of all subsystems of the operator: home, settings, database, and the events that wake control loops."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ LATE_AFTER_S = 0.3
 
 
 class RouteSettings(NamedTuple):
-    """What the routing table has for the whole installation."""
+    """Settings of the routing table that apply to all APIs."""
 
     gateway_secret: str = ""  #: authenticates the gateway at replicas that it reaches over TCP
     v2_at_root: bool = False  #: gateways also answer the Open Inference Protocol at `/v2`

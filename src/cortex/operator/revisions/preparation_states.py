@@ -1,4 +1,4 @@
-"""How far the preparation of each revision is. Pure."""
+"""States of the preparation of revisions: stage, last failure, backoff. Pure."""
 
 from __future__ import annotations
 
