@@ -25,8 +25,8 @@ from cortex.errors import ConflictError, CortexError, InputError, NotFoundError,
 from cortex.home import Home
 from cortex.installation import RESTORED, Installation
 from cortex.projects.archive import chunks, is_executable, name_problem
-from cortex.state.backup import back_up
 from cortex.state.database import open_jobs_sqlite, open_sqlite
+from cortex.state.database_copies import back_up
 
 #: Folders that a backup has only if they are requested.
 OPTIONAL = ("recordings", "models")

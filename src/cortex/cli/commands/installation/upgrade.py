@@ -142,8 +142,8 @@ def _check(home: Home, installation: Installation) -> None:
     import cortex.operator.main  # noqa: F401, PLC0415
     from cortex.gateway.config import CONFIG_FILE  # noqa: PLC0415
     from cortex.gateway.haproxy import find_binary  # noqa: PLC0415
-    from cortex.state.backup import try_migrations  # noqa: PLC0415
     from cortex.state.database import check_address, check_version  # noqa: PLC0415
+    from cortex.state.database_copies import try_migrations  # noqa: PLC0415
 
     options = ListenOptions()
     options.command(home)
@@ -163,7 +163,7 @@ def _check(home: Home, installation: Installation) -> None:
 
 
 def _replace_operator(session: Session, old: OperatorIdentity, facts: UpgradeFacts, backup: Path) -> HeldConnections:
-    from cortex.state.backup import back_up, restore  # noqa: PLC0415 - only for this step
+    from cortex.state.database_copies import back_up, restore  # noqa: PLC0415 - only for this step
 
     held = HeldConnections(session.home.jobs_socket)
     stack = contextlib.ExitStack()

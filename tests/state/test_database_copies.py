@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Connection, insert, select, update
 
 from cortex.errors import CortexError, DatabaseUnavailableError, DatabaseVersionError
-from cortex.state.backup import back_up, restore, try_migrations
 from cortex.state.database import MIGRATIONS, open_jobs_sqlite, open_sqlite
+from cortex.state.database_copies import back_up, restore, try_migrations
 from cortex.state.tables import facts, schema_version
 
 pytestmark = pytest.mark.usefixtures("real_databases")
