@@ -62,7 +62,7 @@ def deploy(made: Installation, folder: Path, word: str) -> None:
 
 def send(made: Installation, payload: Any = None, **given: Any) -> str:
     reply = made.post("/greet", payload, **given)
-    assert reply.status == 200, reply.body
+    assert reply.status == 202, reply.body
     return str(reply.json["id"])
 
 
@@ -79,7 +79,7 @@ def result(made: Installation, name: str) -> Any:
 
 def test_workloads_are_accepted_and_run_after_the_socket_of_the_operator_was_deleted(greeting: Installation) -> None:
     Home(greeting.home).jobs_socket.unlink()
-    sent = wait_until(lambda: (reply := greeting.post("/greet", 7)).status == 200 and reply)
+    sent = wait_until(lambda: (reply := greeting.post("/greet", 7)).status == 202 and reply)
     assert sent
     assert result(greeting, sent.json["id"])["status"] == "completed"
 
@@ -112,10 +112,10 @@ def test_failed_workload_reports_its_error(greeting: Installation, payload: Any,
     wait_until(lambda: f"workload {name}" in greeting.cortex("logs", "greet").stdout)
 
 
-def test_malformed_json_fails(greeting: Installation) -> None:
-    answer = result(greeting, send(greeting, body=b"{"))
-    assert answer["status"] == "failed"
-    assert answer["error"].startswith("malformed JSON: ")
+def test_malformed_json_is_refused(greeting: Installation) -> None:
+    reply = greeting.post("/greet", body=b"{")
+    assert (reply.status, reply.json.keys()) == (400, {"error", "request_id"})
+    assert reply.json["error"].startswith("malformed JSON: ")
 
 
 def test_workload_whose_process_dies_is_retried(greeting: Installation, tmp_path: Path) -> None:
@@ -176,4 +176,4 @@ def test_deleting_an_api_deletes_its_workloads(greeting: Installation, tmp_path:
     assert greeting.post(f"/greet/{name}", method="GET").status == 404
     deploy(greeting, tmp_path / "again", "hello")
     reply = greeting.post(f"/greet/{name}", method="GET")
-    assert (reply.status, reply.body.decode()) == (404, f"error: id {name} not found")
+    assert (reply.status, reply.json["error"]) == (404, f"id {name} not found")

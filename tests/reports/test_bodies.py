@@ -148,8 +148,8 @@ REPORTS = [
         READERS,
         outcomes_of_codings,
         {
-            "good": [200] * 4,
-            "deflate": [200] * 4,
+            "good": [200, 200, 202, 200],
+            "deflate": [200, 200, 202, 200],
             "damaged": [400] * 4,
             "bomb": [413] * 4,
             "unknown": [415] * 4,
@@ -163,7 +163,7 @@ REPORTS = [
         "C2",
         READERS,
         outcomes_of_charsets,
-        [415, 200] * 4,
+        [415, 200, 415, 200, 415, 202, 415, 200],
         READERS_CONFIG,
     ),
     Report(

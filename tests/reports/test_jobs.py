@@ -56,7 +56,7 @@ REPORTS = [
                 return {}
         """,
         _fill,
-        [(200, False), (200, False), (503, True), (413, True)],
+        [(202, False), (202, False), (503, True), (413, True)],
         config="""
             - name: t
               kind: AsyncAPI

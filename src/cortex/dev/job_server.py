@@ -136,6 +136,9 @@ class _Workloads:
     def max_body_bytes(self, api: str) -> int:
         return self._max_body_bytes
 
+    def is_of_older_file(self, api: str) -> bool:
+        return self._api.is_of_older_file
+
     async def add(self, api: str, workload: Workload) -> None:
         self._api.add(workload)
         self._queue.put(workload)
@@ -156,7 +159,7 @@ class JobServer(LocalApi):
             routes = _LocalJobRoutes(_Jobs(api, self._queue), logger)
             limit = max(limit, api.networking.max_stored_size)  # of an upload
         else:
-            routes = AsyncRoutes(_Workloads(api, limit, self._queue), logger)
+            routes = AsyncRoutes(_Workloads(api, limit, self._queue), api.check_body, logger)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             """Set the headers of the gateway."""

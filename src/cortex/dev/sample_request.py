@@ -74,7 +74,7 @@ class SampleRequest:
         """
         body, content_type = sample_body(api, self._content, self._content_type)
         status, answered, data = self._call("POST", api.networking.endpoint, body, content_type)
-        if api.kind is not ApiKind.REALTIME and status == 200:
+        if api.kind is not ApiKind.REALTIME and status in (200, 202):
             return self._outcome(api, json.loads(data))
         return format_body(status, answered, data)
 

@@ -102,6 +102,7 @@ class Documentation:
             needs_key=self.needs_key(record),
             timeout_s=networking.timeout_s,
             max_body_bytes=networking.max_body_size,
+            is_of_older_file=handler is not None and handler.interface != "handler",
             sample=self._sample(revision) or _sample_of_model(revision, signature),
             targets=targets,
         )

@@ -42,6 +42,7 @@ from cortex.operator.http.services import Services
 from cortex.operator.http.worker_routes import WorkerRoutes
 from cortex.operator.infrastructure import create_infrastructure
 from cortex.operator.jobs.jobs import Jobs
+from cortex.operator.jobs.workload_bodies import WorkloadBodies
 from cortex.operator.monitoring.monitoring import Monitoring
 from cortex.operator.replicas.replicas import Replicas
 from cortex.operator.settings import OperatorSettings
@@ -189,9 +190,10 @@ class Operator:
     def _jobs_server(self) -> JobsServer:
         """Return the server of the private socket for the gateway and the workers."""
         jobs, dispatcher = self._jobs, self._jobs.reconciler.dispatcher
+        bodies = WorkloadBodies(self._context.apis, self._replicas.signatures)
         routes = (
             JobRoutes(jobs.service, _logger),
-            AsyncRoutes(jobs.async_apis, _logger),
+            AsyncRoutes(jobs.async_apis, bodies.check, _logger),
             DocumentationRoutes(self._replicas.documentation, _logger),
         )
         workers = WorkerRoutes(dispatcher, jobs.worker_token, _logger)

@@ -16,6 +16,9 @@ from typing import Any
 
 import orjson
 
+from cortex.payloads.validation import BadBody
+
+UTF8_BOM = b"\xef\xbb\xbf"
 _LARGE_BYTES = 256 * 1024
 #: Every digit as 0, and what can be in front of a number, but for its sign, as a blank.
 _SHAPES = bytes(ord("0") if 48 <= byte <= 57 else ord(" ") if byte in b" \t\r\n,:[" else byte for byte in range(256))
@@ -36,6 +39,19 @@ def parse_json(body: bytes) -> Any:
         return _with_exact(orjson.loads(body), body)
     finally:
         gc.enable()
+
+
+def read_json(body: bytes) -> Any:
+    """Parse the body of a request. Raises: BadBody."""
+    try:
+        return parse_json(body)
+    except orjson.JSONDecodeError as exc:
+        if body.startswith(UTF8_BOM):
+            return read_json(body[len(UTF8_BOM) :])
+        reason = f"{exc.msg}: line {exc.lineno} column {exc.colno}" if body else "the body is empty"
+        if "UTF-8" in exc.msg:
+            reason = "the body is not UTF-8; the content type must name another character set"
+        raise BadBody(f"malformed JSON: {reason}") from None
 
 
 def dump_json(value: Any) -> bytes:

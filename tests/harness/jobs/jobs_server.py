@@ -43,6 +43,8 @@ from cortex.operator.http.job_routes import JobRoutes
 from cortex.operator.http.operator_server import create_jobs_server
 from cortex.operator.http.worker_routes import WorkerRoutes
 from cortex.operator.jobs.jobs import worker_token
+from cortex.operator.jobs.workload_bodies import check_body
+from cortex.payloads.signature import BodySignature
 from cortex.processes.sockets import replace_listener
 from cortex.telemetry import Logger
 from harness.connections import UnixConnection
@@ -175,7 +177,7 @@ class MemoryWorkers:
 
 
 class MemoryWorkloads:
-    """Workloads of one AsyncAPI, `greet`, in memory; tests set their statuses."""
+    """Workloads of the AsyncAPIs `greet` and `older`, in memory; tests set their statuses."""
 
     def __init__(self) -> None:
         self.added: list[Workload] = []
@@ -186,7 +188,14 @@ class MemoryWorkloads:
         self.fails_with: Exception | None = None
 
     def is_async(self, api: str) -> bool:
-        return api == "greet"
+        return api in ("greet", "older")
+
+    def is_of_older_file(self, api: str) -> bool:
+        return api == "older"
+
+    def check_body(self, api: str, content_type: str, body: bytes) -> None:
+        signature = BodySignature(media_type="application/json", is_typed=body.startswith(b"{"))
+        check_body(signature, content_type.encode(), body)
 
     def max_body_bytes(self, api: str) -> int:
         return LIMITS.max_body_bytes
@@ -247,7 +256,7 @@ def jobs_server() -> Iterator[JobsServer]:
     logger = Logger("test")
     app = create_jobs_app(
         JobRoutes(jobs, logger),
-        AsyncRoutes(workloads, logger),
+        AsyncRoutes(workloads, workloads.check_body, logger),
         Response(status_code=404),
         WorkerRoutes(workers, lambda worker: worker_token("secret", worker), logger),
         workloads.is_async,

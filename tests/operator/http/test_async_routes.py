@@ -17,7 +17,8 @@ from cortex.operator.http.async_routes import MAX_WAIT_S
 from harness.jobs.jobs_server import JobsServer, jobs_server
 from harness.wait import wait_until
 
-GREET = {"x-cortex-api": "greet"}
+GREET = {"x-cortex-api": "greet", "x-cortex-request-id": "r-1"}
+OLDER = {**GREET, "x-cortex-api": "older"}
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,16 @@ def server() -> Iterator[JobsServer]:
 )
 def test_a_body_is_stored_unchanged(server: JobsServer, content_type: str, body: bytes) -> None:
     status, headers, answer = server.send("POST", "/greet", body, {**GREET, "content-type": content_type})
-    assert (status, headers["content-type"]) == (200, "application/json")
+    assert (status, headers["content-type"]) == (202, "application/json")
     workload = server.workloads.added[-1]
+    assert (headers["location"], headers["retry-after"]) == (f"/greet/{workload.id}", "1")
     assert json.loads(answer) == {"id": str(workload.id)}
     assert (workload.content_type, workload.body) == (content_type, body)
 
 
 def test_a_compressed_body_is_stored_decompressed(server: JobsServer) -> None:
     headers = {**GREET, "content-type": "application/json", "content-encoding": "gzip"}
-    assert server.send("POST", "/greet", gzip.compress(b'{"a": 1}'), headers)[0] == 200
+    assert server.send("POST", "/greet", gzip.compress(b'{"a": 1}'), headers)[0] == 202
     assert server.workloads.added[-1].body == b'{"a": 1}'
     assert server.send("POST", "/greet", b'{"a": 1}', headers)[0] == 400
     status, answered, _ = server.send("POST", "/greet", b"x", {**headers, "content-encoding": "br"})
@@ -55,23 +57,47 @@ def test_rejects_a_text_in_an_unknown_character_set(server: JobsServer) -> None:
     for content_type, status in (
         ("text/plain; charset=punycode", 415),
         ("multipart/form-data; boundary=X; charset=hex", 415),
-        ("image/png; charset=binary", 200),
+        ("image/png; charset=binary", 202),
     ):
         assert server.send("POST", "/greet", b"x", {**GREET, "content-type": content_type})[0] == status
 
 
-def test_rejects_a_body_without_a_content_type(server: JobsServer) -> None:
-    status, headers, answer = server.send("POST", "/greet", b"1", GREET)
+def test_errors_have_the_form_of_a_realtime_api(server: JobsServer) -> None:
+    too_large = "the body is larger than 1048576 bytes; raise networking.max_body_size of the API"
+    malformed = "malformed JSON: unexpected end of data: line 1 column 2"
+    for status, body, content_type, error in (
+        (413, bytes(1024 * 1024 + 1), "a/b", too_large),
+        (400, b"[", "application/json", malformed),
+        (400, b"[" + b" " * 70_000, "application/json", None),
+    ):
+        answered = server.send("POST", "/greet", body, {**GREET, "content-type": content_type})
+        shown = json.loads(answered[2])
+        assert (answered[0], answered[1]["content-type"], shown.keys()) == (
+            status,
+            "application/json",
+            {"error", "request_id"},
+        )
+        assert shown["request_id"] == "r-1"
+        assert error in (shown["error"], None)
+    status, headers, answer = server.send("PUT", "/greet", b"1", GREET)
+    assert (status, headers["allow"], json.loads(answer)["request_id"]) == (405, "POST", "r-1")
+
+
+def test_files_of_older_generations_keep_their_responses(server: JobsServer) -> None:
+    typed = {**OLDER, "content-type": "application/json"}
+    status, headers, answer = server.send("POST", "/older", b"[", typed)
+    assert (status, "location" in headers, "retry-after" in headers) == (200, False, False)
+    assert json.loads(answer) == {"id": str(server.workloads.added[-1].id)}
+    status, headers, answer = server.send("POST", "/older", b"1", OLDER)
     assert (status, headers["content-type"]) == (400, "text/plain; charset=utf-8")
     assert answer.startswith(b"error: the header Content-Type is missing; ")
+    status, _, answer = server.send("GET", "/older/nope", None, {**OLDER, "x-cortex-job": "nope"})
+    assert (status, answer) == (404, b"error: id nope not found")
 
 
-def test_rejects_a_body_over_the_limit(server: JobsServer) -> None:
-    status, _, answer = server.send("POST", "/greet", bytes(1024 * 1024 + 1), {**GREET, "content-type": "a/b"})
-    assert (status, answer) == (
-        413,
-        b"error: the body is larger than 1048576 bytes; raise networking.max_body_size of the API",
-    )
+def test_a_body_needs_no_content_type(server: JobsServer) -> None:
+    assert server.send("POST", "/greet", b'{"a": 1}', GREET)[0] == 202
+    assert server.workloads.added[-1].content_type == ""
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailableError("full"), BusyError("full")])
@@ -81,7 +107,7 @@ def test_a_database_failure_is_a_retryable_error(server: JobsServer, error: Exce
         status, headers, answer = server.send("POST", "/greet", b"1", {**GREET, "content-type": "a/b"})
     finally:
         server.workloads.fails_with = None
-    assert (status, headers["retry-after"], answer) == (503, "1", b"error: full")
+    assert (status, headers["retry-after"], json.loads(answer)["error"]) == (503, "1", "full")
 
 
 @pytest.mark.parametrize(
@@ -112,15 +138,16 @@ def test_returns_the_status_and_result_of_a_workload(
 ) -> None:
     name = uuid.uuid4()
     server.workloads.views[name] = WorkloadView(name, 1, status, 1.0, ended_at, value)
-    code, _, answer = server.send("GET", f"/greet/{name}", None, {**GREET, "x-cortex-job": str(name)})
+    code, headers, answer = server.send("GET", f"/greet/{name}", None, {**GREET, "x-cortex-job": str(name)})
+    assert ("retry-after" in headers) is (ended_at is None)
     assert (code, json.loads(answer)) == (200, {"id": str(name), **shown})
 
 
 @pytest.mark.parametrize("name", ["7d8a6f0e-3ad4-4f0c-9d4e-0d7c1d3f5a11", "nonsense", "%00"])
 def test_an_unknown_workload_is_not_found(server: JobsServer, name: str) -> None:
     status, headers, answer = server.send("GET", f"/greet/{name}", None, {**GREET, "x-cortex-job": name})
-    assert (status, headers["content-type"]) == (404, "text/plain; charset=utf-8")
-    assert answer.decode() == f"error: id {name} not found"
+    assert (status, headers["content-type"]) == (404, "application/json")
+    assert json.loads(answer) == {"error": f"id {name} not found", "request_id": "r-1"}
 
 
 @pytest.mark.parametrize(("wait", "seconds"), [("2.5", 2.5), ("0", 0.0), ("100000", MAX_WAIT_S)])
@@ -161,7 +188,7 @@ def test_rejects_a_wait_that_is_not_a_number_of_seconds(server: JobsServer, wait
     name = str(uuid.uuid4())
     status, _, answer = server.send("GET", f"/greet/{name}?wait={wait}", None, {**GREET, "x-cortex-job": name})
     assert status == 400
-    assert answer.startswith(b"error: wait: must be a number of seconds")
+    assert json.loads(answer)["error"].startswith("wait: must be a number of seconds")
 
 
 @pytest.mark.parametrize(

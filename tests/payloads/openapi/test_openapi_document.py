@@ -394,8 +394,11 @@ def test_the_result_of_an_async_api_is_that_of_its_workloads() -> None:
         "$ref": "#/components/schemas/Cat"
     }
     send = of(document, "/iris")["responses"]
-    assert send["400"]["content"].keys() >= {"text/plain"}
-    assert send["415"]["content"].keys() == {"text/plain"} and "Accept-Encoding" in send["415"]["headers"]
+    assert "200" not in send and send["202"]["headers"].keys() >= {"Location", "Retry-After"}
+    assert send["422"]["content"].keys() == {"application/json"}
+    older = of(api_document(api(method(), kind=ApiKind.ASYNC, is_of_older_file=True)), "/iris")["responses"]
+    assert older["400"]["content"].keys() >= {"text/plain"} and "200" in older
+    assert send["415"]["content"].keys() == {"application/json"} and "Accept-Encoding" in send["415"]["headers"]
     assert "415" not in get["responses"] and "431" in get["responses"]
 
 

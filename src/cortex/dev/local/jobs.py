@@ -47,7 +47,7 @@ from cortex.operator.jobs.workers import job_assignment
 from cortex.payloads.signature import ApiSignature
 from cortex.predictor.batch import BatchCode
 from cortex.predictor.tracebacks import describe, format_user_traceback
-from cortex.worker.jobs.job_run import JobRun, WorkloadRun
+from cortex.worker.jobs.job_run import JobRun, WorkloadRun, parse_workload
 from cortex.worker.jobs.shared_state import SharedJobState
 from cortex.worker.jobs.unacknowledged_reports import ActiveLease, BatchOutcome
 from cortex.worker.monitoring.request_log import write_log
@@ -292,6 +292,15 @@ class AsyncApi:
     def signature(self) -> ApiSignature:
         """Return what its method takes and returns."""
         return self._bound.signature
+
+    @property
+    def is_of_older_file(self) -> bool:
+        """Return whether its file is of an older generation."""
+        return self._spec.interface != "handler"
+
+    def check_body(self, api: str, content_type: str, body: bytes) -> None:
+        """Validate the body of a workload. Raises: BadBody, PayloadError."""
+        parse_workload(content_type, body, self._bound)
 
     def submit(self, content_type: str, body: bytes) -> Workload:
         """Store a new workload."""

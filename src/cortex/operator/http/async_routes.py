@@ -1,6 +1,7 @@
 """Routes of AsyncAPIs, reached through the gateway: send a workload, and fetch its result.
 
-The gateway names the API and the workload in headers that no client can set.
+The gateway names the API and the workload in headers that no client can set. APIs of files of older generations answer
+as Cortex 0.31 to 0.33 did: errors are text, a stored workload gets 200, and no body is validated.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -16,10 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortex.errors import CortexError, InputError, MethodNotAllowedError, UnknownWorkloadError
-from cortex.jobs.intake.request_body import RequestMemory, check_charset, read_body
+from cortex.jobs.intake.request_body import RequestMemory, as_input_error, check_charset, read_body
 from cortex.jobs.spec import Workload, WorkloadView
 from cortex.lifecycle import WorkloadStatus
 from cortex.operator.http.gateway_routes import API_HEADER, JOB_HEADER, GatewayRoutes
+from cortex.payloads.validation import BadBody, PayloadError
 from cortex.telemetry import Logger
 from cortex.worker.monitoring.request_log import valid_traceparent
 
@@ -27,6 +30,22 @@ from cortex.worker.monitoring.request_log import valid_traceparent
 MAX_WAIT_S = 300.0
 #: Maximum concurrent long polls; beyond it, polls return immediately so that submissions are not starved.
 MAX_WAITING = 256
+#: A larger body is validated in a thread.
+_LARGE_BYTES = 64 * 1024
+_RETRY_SOON = {"retry-after": "1"}
+
+#: Validates the content type and body of a workload of an API. Raises: BadBody, PayloadError.
+BodyCheck = Callable[[str, str, bytes], None]
+
+
+class _InvalidPayloadError(InputError):
+    """A payload that is not of the type that the user's method annotates."""
+
+    http_status = 422
+
+    def __init__(self, error: PayloadError) -> None:
+        super().__init__(str(error))
+        self.detail = error.detail
 
 
 class SentWorkloads(Protocol):
@@ -34,6 +53,9 @@ class SentWorkloads(Protocol):
 
     def max_body_bytes(self, api: str) -> int:
         """Return the size of the largest workload of an API. Raises: NotFoundError."""
+
+    def is_of_older_file(self, api: str) -> bool:
+        """Return whether the file of an API is of an older generation, whose callers expect its responses."""
 
     async def add(self, api: str, workload: Workload) -> None:
         """Store a workload. Raises: CortexError."""
@@ -45,9 +67,10 @@ class SentWorkloads(Protocol):
 class AsyncRoutes(GatewayRoutes):
     """ASGI application for AsyncAPIs."""
 
-    def __init__(self, workloads: SentWorkloads, logger: Logger) -> None:
+    def __init__(self, workloads: SentWorkloads, check_body: BodyCheck, logger: Logger) -> None:
         super().__init__(logger)
         self._workloads = workloads
+        self._check_body = check_body
         self._memory = RequestMemory()
         self._polls: set[asyncio.Timeout] = set()  #: those that wait
 
@@ -59,32 +82,54 @@ class AsyncRoutes(GatewayRoutes):
 
     async def _answer(self, request: Request) -> Response:
         api, name = request.headers[API_HEADER], request.headers.get(JOB_HEADER)
+        is_older = self._workloads.is_of_older_file(api)
         if request.method == "POST" and name is None:
-            return _json({"id": str(await self._submit(request, api))})
+            submitted = str(await self._submit(request, api, is_older))
+            place = {"location": f"{request.url.path.rstrip('/')}/{submitted}"}
+            return _json({"id": submitted}) if is_older else _json({"id": submitted}, 202, place | _RETRY_SOON)
         if request.method in ("GET", "HEAD") and name is not None:
-            return _json(await self._get(request, api, name))
+            found = await self._get(request, api, name)
+            return _json(workload_json(found), headers={} if is_older or found.status.is_over else _RETRY_SOON)
         if name is None:
             raise MethodNotAllowedError.of(request.method, "POST", ", and GET with the id of a workload behind")
         raise MethodNotAllowedError.of(request.method, "GET")
 
     def _error_response(self, request: Request, error: CortexError) -> Response:
-        return Response(f"error: {error}", error.http_status, media_type="text/plain")
+        if self._workloads.is_of_older_file(request.headers[API_HEADER]):
+            return Response(f"error: {error}", error.http_status, media_type="text/plain")
+        shown: dict[str, object] = {"error": str(error)}
+        if isinstance(error, _InvalidPayloadError):
+            shown["detail"] = error.detail
+        return _json({**shown, "request_id": request.headers.get("x-cortex-request-id", "")}, error.http_status)
 
-    async def _submit(self, request: Request, api: str) -> uuid.UUID:
+    async def _submit(self, request: Request, api: str, is_older: bool) -> uuid.UUID:
         content_type = request.headers.get("content-type", "").strip()
-        if not content_type:
+        if is_older and not content_type:
             raise InputError("the header Content-Type is missing; say what the body is, as application/json")
         check_charset(content_type)
         with self._memory.share() as share:
             body = await read_body(
                 request, self._workloads.max_body_bytes(api), share.acquire, "raise networking.max_body_size of the API"
             )
+            if not is_older:
+                await self._validate(api, content_type, body)
             traceparent = valid_traceparent(request.headers.get("traceparent", ""))
             workload = Workload(uuid.uuid4(), content_type, body, traceparent)
             await self._workloads.add(api, workload)
         return workload.id
 
-    async def _get(self, request: Request, api: str, name: str) -> dict[str, object]:
+    async def _validate(self, api: str, content_type: str, body: bytes) -> None:
+        try:
+            if len(body) > _LARGE_BYTES:
+                await asyncio.to_thread(self._check_body, api, content_type, body)
+            else:
+                self._check_body(api, content_type, body)
+        except BadBody as error:
+            raise as_input_error(error) from None
+        except PayloadError as error:
+            raise _InvalidPayloadError(error) from None
+
+    async def _get(self, request: Request, api: str, name: str) -> WorkloadView:
         wait_s = _wait_s(request.query_params.get("wait", "0"))
         try:
             parsed = uuid.UUID(name)
@@ -93,7 +138,7 @@ class AsyncRoutes(GatewayRoutes):
         found = await self._poll(api, parsed, wait_s)
         if found is None:
             raise UnknownWorkloadError(name)
-        return workload_json(found)
+        return found
 
     async def _poll(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
         if wait_s and not self._is_stopping and len(self._polls) < MAX_WAITING:
@@ -119,8 +164,8 @@ def workload_json(view: WorkloadView) -> dict[str, object]:
     return shown
 
 
-def _json(data: dict[str, object]) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")
+def _json(data: dict[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(data), status, headers, media_type="application/json")
 
 
 def _wait_s(text: str) -> float:

@@ -77,6 +77,11 @@ class AsyncApis:
         """Return the maximum size of a workload. Raises: NotFoundError."""
         return self._require(api).spec.networking.max_body_size
 
+    def is_of_older_file(self, api: str) -> bool:
+        """Return whether an API is deployed from a file of an older generation."""
+        record = self._apis.get(api)
+        return record is not None and record.spec.handler.interface != "handler"
+
     async def add(self, api: str, workload: Workload) -> None:
         """Store a workload durably. Raises: NotFoundError, BusyError if its API has stored too much."""
         max_bytes = self._require(api).spec.networking.max_stored_size

@@ -32,6 +32,7 @@ class DocumentedApi:
     needs_key: bool = False
     timeout_s: float = 60.0
     max_body_bytes: int = 100 * 1024 * 1024
+    is_of_older_file: bool = False  #: its AsyncAPI answers as the generation of its file
     sample: Sample | None = None
     targets: tuple[DocumentedApi, ...] = ()  #: of a TrafficSplitter: the APIs that answer its requests
 

@@ -15,6 +15,7 @@ def schema(name: str) -> Json:
 
 _REQUEST_ID_HEADER = "X-Cortex-Request-ID"
 _RETRY = "Retry-After"
+_LOCATION = "Location"
 _ALLOW = "Allow"
 _CHALLENGE = "WWW-Authenticate"
 _CODINGS = "Accept-Encoding"
@@ -23,6 +24,7 @@ HEADERS: Json = {
         "description": "The id under which the request is logged",
         "schema": {"type": "string", "examples": ["1763690000000-4711-12"]},
     },
+    _LOCATION: {"description": "Path of the workload", "schema": {"type": "string"}},
     _RETRY: {"description": "Seconds after which to try again", "schema": {"type": "integer"}},
     _ALLOW: {"description": "The verbs that the path supports", "schema": {"type": "string"}},
     _CODINGS: {"description": "The content codings of bodies that are supported", "schema": {"type": "string"}},

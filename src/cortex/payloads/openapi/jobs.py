@@ -221,6 +221,12 @@ def _parameter(name: str, place: str, of: Json, description: str, *, required: b
 def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaComponents) -> Paths:
     """Return the paths of an AsyncAPI."""
     payload, result = method.payload or BodySignature(), schemas.add(method.result.schema)
+    is_older = api.is_of_older_file
+    accepted, place = ("200", ()) if is_older else ("202", ("Location", "Retry-After"))
+    errors = _TEXT_CONTENT if is_older else json_content("ErrorResponse")
+    invalid = {}
+    if payload.is_typed and not is_older:
+        invalid["422"] = response("The body does not match its schema", json_content("ValidationErrorResponse"))
     workload = {
         "type": "object",
         "required": ["id", "status"],
@@ -248,8 +254,9 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
             "required": True,
         },
         "responses": {
-            "200": response("The workload is stored", json_content("AcceptedWorkload")),
-            **of_operator(api, _TEXT_CONTENT, has_body=True, not_found=""),
+            accepted: response("The workload is stored", json_content("AcceptedWorkload"), *place),
+            **of_operator(api, errors, has_body=True, not_found=""),
+            **invalid,
         },
     }
     get = {
@@ -260,9 +267,7 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
             "200": response(
                 "The workload", {_JSON: {"schema": schemas.register(_class_name(api, "Workload"), workload)}}
             ),
-            **of_operator(
-                api, _TEXT_CONTENT, has_body=False, not_found="The API has no workload with this id, or no longer"
-            ),
+            **of_operator(api, errors, has_body=False, not_found="The API has no workload with this id, or no longer"),
         },
     }
     return {api.endpoint: {"post": send}, f"{api.endpoint.rstrip('/')}/{{id}}": {"get": get}}

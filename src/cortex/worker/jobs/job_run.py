@@ -220,7 +220,14 @@ class WorkloadRun(JobRun):
         workload = Workload.from_line(payload)
         self._shared_state.set_name(str(workload.id))
         self._traceparent = workload.traceparent
-        return str(workload.id), lambda: _parse_workload(workload, self._bound)
+
+        def read() -> Any:
+            try:
+                return parse_workload(workload.content_type, workload.body, self._bound)
+            except (BadBody, PayloadError) as error:
+                raise UserError(str(error)) from None
+
+        return str(workload.id), read
 
     def _encode(self, result: Any) -> bytes | None:
         # JSON encodes a dataclass or a pydantic model as an object.
@@ -230,15 +237,15 @@ class WorkloadRun(JobRun):
         return encode_line(result)
 
 
-def _parse_workload(workload: Workload, bound: BoundBatch) -> Any:
-    """Return what the user's method annotates, or else JSON, text or bytes: then forms are not parsed."""
-    content_type, body = workload.content_type.encode("latin-1", "replace"), workload.body
+def parse_workload(given: str, body: bytes, bound: BoundBatch) -> Any:
+    """Return what the user's method annotates, or else JSON, text or bytes: then forms are not parsed.
+
+    `given` is the content type. Raises: BadBody, PayloadError.
+    """
+    content_type = given.encode("latin-1", "replace")
     kind = media_type_of(content_type)
-    try:
-        if bound.payload_type is not None:
-            return parse_typed(bound.payload_type, content_type, body)
-        if kind == FORM:
-            return json_or(to_utf8(body, content_type), body) if bound.bodies is Bodies.JSON_OVER_FORMS else body
-        return parse(content_type, body, bound.bodies) if kind == b"text/plain" or is_json(kind) else body
-    except (BadBody, PayloadError) as error:
-        raise UserError(str(error)) from None
+    if bound.payload_type is not None:
+        return parse_typed(bound.payload_type, content_type, body)
+    if kind == FORM:
+        return json_or(to_utf8(body, content_type), body) if bound.bodies is Bodies.JSON_OVER_FORMS else body
+    return parse(content_type, body, bound.bodies) if kind == b"text/plain" or is_json(kind) else body

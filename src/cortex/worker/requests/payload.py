@@ -23,7 +23,7 @@ import orjson
 
 from cortex.errors import UserError, type_name
 from cortex.payloads.content_type import FORM, UTF8, charset_of, decode_text, is_json, media_type_of, to_utf8
-from cortex.payloads.json_bodies import parse_json
+from cortex.payloads.json_bodies import UTF8_BOM, parse_json, read_json
 from cortex.payloads.payload_type import PayloadType
 from cortex.payloads.validation import BadBody
 from cortex.predictor.binding import Bodies
@@ -45,7 +45,6 @@ MAX_FORM_PARTS = 1000
 
 _MULTIPART = b"multipart/form"
 _NOT_JSON = object()
-_UTF8_BOM = b"\xef\xbb\xbf"
 
 _KEYS = orjson.OPT_NON_STR_KEYS
 
@@ -86,12 +85,12 @@ _new_encoded = tuple.__new__
 def parse(content_type: bytes | None, body: bytes, bodies: Bodies = Bodies.BY_TYPE) -> Any:
     """Parse a body by its content type into JSON, FormData, str or bytes. Raises: BadBody, PayloadError."""
     if content_type == JSON:
-        return _parse_json(body)
+        return read_json(body)
     content_type = content_type or b""
     kind = media_type_of(content_type)
     # Classes of older generations have always received `application/problem+json` as bytes.
     if kind == JSON or (bodies is Bodies.JSON_OVER_FORMS and is_json(kind)):
-        return _parse_json(to_utf8(body, content_type))
+        return read_json(to_utf8(body, content_type))
     if bodies is Bodies.JSON_ONLY:
         return None
     if kind == b"text/plain":
@@ -133,13 +132,13 @@ def parse_typed(payload_type: PayloadType, content_type: bytes | None, body: byt
 
 def _parse_typed_json(payload_type: PayloadType, body: bytes) -> Any:
     # First orjson, which refuses what is not JSON in the same words as for other methods: NaN, 1e999.
-    return payload_type.from_json(_parse_json(body), body.removeprefix(_UTF8_BOM))
+    return payload_type.from_json(read_json(body), body.removeprefix(UTF8_BOM))
 
 
 def json_or(body: bytes, otherwise: Any) -> Any:
     """Return the value of a body that is JSON, else `otherwise`."""
     try:
-        return _parse_json(body)
+        return read_json(body)
     except BadBody:
         return otherwise
 
@@ -218,18 +217,6 @@ def validate_part(part: Any, name: str = "a part of the response's body") -> byt
     if not isinstance(part, (bytes, bytearray, memoryview)):
         raise UserError(f"{name} is of the type {type_name(part)}; use bytes")
     return bytes(part)
-
-
-def _parse_json(body: bytes) -> Any:
-    try:
-        return parse_json(body)
-    except orjson.JSONDecodeError as exc:
-        if body.startswith(_UTF8_BOM):
-            return _parse_json(body[len(_UTF8_BOM) :])
-        reason = f"{exc.msg}: line {exc.lineno} column {exc.colno}" if body else "the body is empty"
-        if "UTF-8" in exc.msg:
-            reason = "the body is not UTF-8; the content type must name another character set"
-        raise BadBody(f"malformed JSON: {reason}") from None
 
 
 def _parse_form(kind: bytes, content_type: bytes, body: bytes) -> FormData:
