@@ -314,6 +314,13 @@ class UnknownWorkloadError(CortexError):
         super().__init__(f"id {name} not found")
 
 
+class IdempotencyError(ConflictError):
+    """An idempotency key was used before, for another body."""
+
+    def __init__(self) -> None:
+        super().__init__("the Idempotency-Key was used before for another body or content type; send a new key")
+
+
 class WebhookError(CortexError):
     """A webhook could not be sent; the message contains only its host, since the rest of the URL may be a secret."""
 

@@ -112,6 +112,13 @@ def test_failed_workload_reports_its_error(greeting: Installation, payload: Any,
     wait_until(lambda: f"workload {name}" in greeting.cortex("logs", "greet").stdout)
 
 
+def test_a_submission_with_a_key_can_be_sent_again(greeting: Installation) -> None:
+    name = send(greeting, 7, idempotency_key="k")
+    assert result(greeting, name)["status"] == "completed"
+    assert send(greeting, 7, idempotency_key="k") == name
+    assert greeting.post("/greet", 8, idempotency_key="k").status == 409
+
+
 def test_malformed_json_is_refused(greeting: Installation) -> None:
     reply = greeting.post("/greet", body=b"{")
     assert (reply.status, reply.json.keys()) == (400, {"error", "request_id"})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, update
 
-from cortex.errors import BusyError, InputError
+from cortex.errors import BusyError, IdempotencyError, InputError
 from cortex.jobs.async_queue import ENTRY_BYTES, KEPT_S, QueueState
 from cortex.jobs.records import list_jobs, summarize
 from cortex.jobs.spec import BatchFailure, LeaseReply, Report, Workload
@@ -48,6 +48,34 @@ def test_a_workload_is_queued_leased_and_completed(where: Where) -> None:
         assert (found.status, found.value) == (WorkloadStatus.COMPLETED, b'{"a":1}')
         assert (found.created_at, found.ended_at) == (1000.0, 1005.0)
         assert [harness.count(table) for table in (batches, results, dead_letters, pending)] == [0, 0, 0, 0]
+
+    run_with_store(where, scenario)
+
+
+def test_a_submission_with_a_key_is_stored_once(where: Where) -> None:
+    async def scenario(harness: StoreHarness) -> None:
+        queues = harness.store.workloads
+
+        async def add(body: bytes, key: str = "k", api: str = "greet") -> uuid.UUID:
+            return await queues.add(api, Workload(uuid.uuid4(), "a/b", body), key)
+
+        together = await asyncio.gather(
+            *(add(b"7") for _ in range(3)), add(b"8"), add(b"7", "other"), add(b"7", ""), return_exceptions=True
+        )
+        name, error, other, without = together[0], *together[3:]
+        assert together[:3] == [name] * 3 and isinstance(error, IdempotencyError)
+        assert len({name, other, without, await add(b"7", api="hi")}) == 4
+        assert (queues.count("greet"), queues.count("hi")) == (3, 1)
+        leased = await _lease(harness)
+        await _lease(harness, _report(leased, results=[b"1"]), count=0)
+        assert await add(b"7") == name
+        with pytest.raises(IdempotencyError):
+            await add(b"8")
+        assert await _status(harness, name) is WorkloadStatus.COMPLETED
+        harness.clock.now += KEPT_S + 1
+        await harness.store.clean()
+        assert await add(b"8") != name
+        assert queues.count("greet") == 3
 
     run_with_store(where, scenario)
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.dev.local.api import LocalApi
 from cortex.dev.local.jobs import AsyncApi, JobsApi, LocalJob
-from cortex.errors import NotFoundError
+from cortex.errors import IdempotencyError, NotFoundError
 from cortex.jobs.http.view import JobView
 from cortex.jobs.intake.items import split_lines
 from cortex.jobs.intake.submission import SubmissionLimits
@@ -139,9 +139,17 @@ class _Workloads:
     def is_of_older_file(self, api: str) -> bool:
         return self._api.is_of_older_file
 
-    async def add(self, api: str, workload: Workload) -> None:
+    async def add(self, api: str, workload: Workload, key: str) -> uuid.UUID:
+        if key:
+            workload = workload.with_key(api, key)
+            stored = self._api.find_key(workload.id)
+            if stored is not None and stored != workload.id:
+                raise IdempotencyError
+            if stored is not None:
+                return stored
         self._api.add(workload)
         self._queue.put(workload)
+        return workload.id
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
         return await asyncio.to_thread(self._api.get, name, wait_s)

@@ -25,10 +25,10 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from cortex.errors import NotFoundError
+from cortex.errors import IdempotencyError, NotFoundError
 from cortex.jobs import batch_queue
 from cortex.jobs.records import Presence
-from cortex.jobs.spec import MAX_ATTEMPTS, LeaseReply, NewBatch, Report, Workload, WorkloadView
+from cortex.jobs.spec import KEY_BYTES, MAX_ATTEMPTS, LeaseReply, NewBatch, Report, Workload, WorkloadView
 from cortex.jobs.storage_limit import StorageLimit
 from cortex.jobs.writer import TransactionThread
 from cortex.lifecycle import JobStatus, WorkloadStatus
@@ -119,6 +119,7 @@ class _NewWorkload:
     id: uuid.UUID
     line: bytes
     stored: asyncio.Future[None]
+    has_key: bool = False  #: its id follows from an idempotency key
 
 
 class AsyncQueues:
@@ -204,16 +205,25 @@ class AsyncQueues:
 
     # Callers.
 
-    async def add(self, api: str, workload: Workload) -> None:
-        """Append a workload to an API's queue; it is on the disk when this returns. Raises: NotFoundError."""
-        is_large = len(workload.body) > _LARGE_BYTES
-        line = await asyncio.to_thread(workload.to_line) if is_large else workload.to_line()
+    async def add(self, api: str, workload: Workload, key: str = "") -> uuid.UUID:
+        """Append a workload to an API's queue, and return its id; it is on the disk when this returns.
+
+        With an idempotency key, the id follows from it; what is stored already is not stored again.
+        Raises: NotFoundError, IdempotencyError.
+        """
         queue = await self.open(api)
+
+        def prepare() -> tuple[uuid.UUID, bytes]:
+            prepared = workload.with_key(queue.job_id, key) if key else workload
+            return prepared.id, prepared.to_line()
+
+        name, line = await asyncio.to_thread(prepare) if len(workload.body) > _LARGE_BYTES else prepare()
         stored = asyncio.get_running_loop().create_future()
-        self._new.setdefault(queue.job_id, []).append(_NewWorkload(workload.id, line, stored))
+        self._new.setdefault(queue.job_id, []).append(_NewWorkload(name, line, stored, bool(key)))
         if queue.job_id not in self._storing:
             self._storing[queue.job_id] = asyncio.create_task(self._store(queue), name=f"store for {api}")
         await stored
+        return name
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float = 0.0) -> WorkloadView | None:
         """Return a workload, or None if it is unknown; wait up to `wait_s` until it is over."""
@@ -293,21 +303,27 @@ class AsyncQueues:
         del self._storing[queue.job_id]
 
     async def _store_group(self, queue: AsyncQueue, group: Sequence[_NewWorkload]) -> None:
-        def append(connection: Connection) -> int:
-            _append(connection, queue.number, [(one.id, one.line) for one in group], self._clock())
-            return _count_open(connection, queue.number)
+        def append(connection: Connection) -> tuple[int, int, set[uuid.UUID]]:
+            new, refused = _without_stored(connection, queue.number, group)
+            _append(connection, queue.number, [(one.id, one.line) for one in new], self._clock())
+            return _count_open(connection, queue.number), len(new), refused
 
         try:
-            self._open[queue.number] = await self._writer.run(append)
+            self._open[queue.number], count, refused = await self._writer.run(append)
         except Exception as error:  # raised to every caller of the group
             for one in group:
                 if not one.stored.done():
                     one.stored.set_exception(error)
             return
         for one in group:
-            if not one.stored.done():  # a caller may have disconnected; its workload stays
+            if one.stored.done():  # a caller may have disconnected; its workload stays
+                continue
+            if one.id in refused:
+                one.stored.set_exception(IdempotencyError())
+            else:
                 one.stored.set_result(None)
-        self._on_added(queue.job_id, len(group))
+        if count:
+            self._on_added(queue.job_id, count)
 
     async def _find(self, api: str, name: uuid.UUID) -> WorkloadView | None:
         queue = self._by_api.get(api)
@@ -371,8 +387,33 @@ def _count_open(connection: Connection, number: int) -> int:
     return int(connection.execute(_COUNT_OPEN, {"job": number}).scalar() or 0)
 
 
+def _without_stored(
+    connection: Connection, number: int, group: Sequence[_NewWorkload]
+) -> tuple[list[_NewWorkload], set[uuid.UUID]]:
+    """Return the workloads of a group that are new, and the ids of those whose key was used for another body."""
+    new, refused, seen = [], set(), dict[bytes, bytes]()
+    of_queue = workloads.c.key.between(first_key(number), first_key(number + 1) - 1)
+    for one in group:
+        if one.has_key:
+            begin = one.id.bytes[:KEY_BYTES]
+            if begin not in seen:
+                end = 16 - KEY_BYTES
+                same_key = workloads.c.id.between(begin + bytes(end), begin + b"\xff" * end)
+                stored = connection.execute(select(workloads.c.id).where(same_key, of_queue)).scalar()
+                seen[begin] = one.id.bytes if stored is None else bytes(stored)
+                if stored is None:
+                    new.append(one)
+            if seen[begin] != one.id.bytes:
+                refused.add(one.id)
+        else:
+            new.append(one)
+    return new, refused
+
+
 def _append(connection: Connection, number: int, new: Sequence[tuple[uuid.UUID, bytes]], now: float) -> None:
     """Append workloads, given as ids and lines. Raises: NotFoundError if the queue is deleted."""
+    if not new:
+        return
     this_queue = (jobs.c.number == number, jobs.c.presence == Presence.ASYNC_QUEUE)
     first = connection.execute(select(jobs.c.next_seq).where(*this_queue)).scalar()
     if first is None:

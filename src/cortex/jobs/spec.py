@@ -13,7 +13,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cortex.lifecycle import ApiKind, JobStatus, WorkloadStatus
@@ -362,6 +362,8 @@ class RenewalReply:
 _ESCAPE, _ESCAPED_ESCAPE, _ESCAPED_BREAK = b"\x1b", b"\x1be", b"\x1bn"
 #: In a line, the trace is a parameter of the content type, which workers of older versions ignore.
 _TRACE_PARAMETER = "; cortex-traceparent="
+#: Bytes of the id of a workload that follow from its idempotency key.
+KEY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,17 @@ class Workload:
     content_type: str
     body: bytes
     traceparent: str = ""  #: header of the request; empty without one
+
+    def with_key(self, queue: str, key: str) -> Workload:
+        """Return the workload with an id that follows from an idempotency key and the body; `queue` is a secret.
+
+        Ids of the same key have the same `KEY_BYTES` at their beginning. So the unique index of the ids finds a
+        submission that is repeated, in the transaction that stores it.
+        """
+        secret = queue.encode()
+        begin = hashlib.blake2b(key.encode(), digest_size=KEY_BYTES, key=secret).digest()
+        sent = hashlib.blake2b(self.content_type.encode() + b"\0" + self.body, digest_size=16 - KEY_BYTES, key=secret)
+        return replace(self, id=uuid.UUID(bytes=begin + sent.digest(), version=4))
 
     def to_line(self) -> bytes:
         """Return bytes without a line break; `from_line` is the inverse."""

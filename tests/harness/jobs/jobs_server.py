@@ -181,6 +181,7 @@ class MemoryWorkloads:
 
     def __init__(self) -> None:
         self.added: list[Workload] = []
+        self.keys: list[str] = []
         self.views: dict[uuid.UUID, WorkloadView] = {}
         self.waited: list[float] = []
         self.may_end = threading.Event()  #: while set, waiting callers are answered
@@ -200,10 +201,12 @@ class MemoryWorkloads:
     def max_body_bytes(self, api: str) -> int:
         return LIMITS.max_body_bytes
 
-    async def add(self, api: str, workload: Workload) -> None:
+    async def add(self, api: str, workload: Workload, key: str) -> uuid.UUID:
         if self.fails_with:
             raise self.fails_with
         self.added.append(workload)
+        self.keys.append(key)
+        return workload.id
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
         self.waited.append(wait_s)

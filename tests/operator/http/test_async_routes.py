@@ -95,6 +95,14 @@ def test_files_of_older_generations_keep_their_responses(server: JobsServer) -> 
     assert (status, answer) == (404, b"error: id nope not found")
 
 
+@pytest.mark.parametrize(
+    ("key", "status", "given"), [('"a b"', 202, "a b"), ("a", 202, "a"), ("", 400, None), ("x" * 256, 400, None)]
+)
+def test_a_submission_can_have_an_idempotency_key(server: JobsServer, key: str, status: int, given: str | None) -> None:
+    assert server.send("POST", "/greet", b"1", {**GREET, "idempotency-key": key})[0] == status
+    assert given in (server.workloads.keys[-1], None)
+
+
 def test_a_body_needs_no_content_type(server: JobsServer) -> None:
     assert server.send("POST", "/greet", b'{"a": 1}', GREET)[0] == 202
     assert server.workloads.added[-1].content_type == ""

@@ -23,6 +23,7 @@ from cortex.jobs.intake.items import split_items
 from cortex.jobs.intake.submission import SubmissionLimits, parse_body
 from cortex.jobs.spec import (
     HOOK_SEQ,
+    KEY_BYTES,
     TASK_BATCH,
     Assignment,
     BatchFailure,
@@ -312,6 +313,11 @@ class AsyncApi:
         """Store a workload."""
         with self._changed:
             self._views[workload.id] = WorkloadView(workload.id, len(self._views), WorkloadStatus.IN_QUEUE, time.time())
+
+    def find_key(self, name: uuid.UUID) -> uuid.UUID | None:
+        """Return the id of the workload with the same idempotency key as the one of this id, None if there is none."""
+        with self._changed:
+            return next((each for each in self._views if each.bytes[:KEY_BYTES] == name.bytes[:KEY_BYTES]), None)
 
     def run(self, workload: Workload) -> WorkloadView:
         """Call the user's method; record its result, or why it failed."""

@@ -32,6 +32,7 @@ MAX_WAIT_S = 300.0
 MAX_WAITING = 256
 #: A larger body is validated in a thread.
 _LARGE_BYTES = 64 * 1024
+_MAX_KEY_CHARACTERS = 255
 _RETRY_SOON = {"retry-after": "1"}
 
 #: Validates the content type and body of a workload of an API. Raises: BadBody, PayloadError.
@@ -57,8 +58,8 @@ class SentWorkloads(Protocol):
     def is_of_older_file(self, api: str) -> bool:
         """Return whether the file of an API is of an older generation, whose callers expect its responses."""
 
-    async def add(self, api: str, workload: Workload) -> None:
-        """Store a workload. Raises: CortexError."""
+    async def add(self, api: str, workload: Workload, key: str) -> uuid.UUID:
+        """Store a workload and return its id; once for an idempotency key that is not empty. Raises: CortexError."""
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float, /) -> WorkloadView | None:
         """Return a workload, None if there is none; wait up to `wait_s` for its end."""
@@ -107,6 +108,7 @@ class AsyncRoutes(GatewayRoutes):
         if is_older and not content_type:
             raise InputError("the header Content-Type is missing; say what the body is, as application/json")
         check_charset(content_type)
+        key = _idempotency_key(request)
         with self._memory.share() as share:
             body = await read_body(
                 request, self._workloads.max_body_bytes(api), share.acquire, "raise networking.max_body_size of the API"
@@ -115,8 +117,7 @@ class AsyncRoutes(GatewayRoutes):
                 await self._validate(api, content_type, body)
             traceparent = valid_traceparent(request.headers.get("traceparent", ""))
             workload = Workload(uuid.uuid4(), content_type, body, traceparent)
-            await self._workloads.add(api, workload)
-        return workload.id
+            return await self._workloads.add(api, workload, key)
 
     async def _validate(self, api: str, content_type: str, body: bytes) -> None:
         try:
@@ -166,6 +167,17 @@ def workload_json(view: WorkloadView) -> dict[str, object]:
 
 def _json(data: dict[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(data), status, headers, media_type="application/json")
+
+
+def _idempotency_key(request: Request) -> str:
+    """Return the key of a submission that may be sent again, "" without one; quotes around it are optional."""
+    given = request.headers.get("idempotency-key")
+    if given is None:
+        return ""
+    key = given.strip().strip('"')
+    if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
+        raise InputError(f"Idempotency-Key: must have 1 to {_MAX_KEY_CHARACTERS} characters (got {len(key)})")
+    return key
 
 
 def _wait_s(text: str) -> float:

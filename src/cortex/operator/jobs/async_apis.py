@@ -82,12 +82,15 @@ class AsyncApis:
         record = self._apis.get(api)
         return record is not None and record.spec.handler.interface != "handler"
 
-    async def add(self, api: str, workload: Workload) -> None:
-        """Store a workload durably. Raises: NotFoundError, BusyError if its API has stored too much."""
+    async def add(self, api: str, workload: Workload, key: str = "") -> uuid.UUID:
+        """Store a workload durably, once for an idempotency key, and return its id.
+
+        Raises: NotFoundError, IdempotencyError, BusyError if its API has stored too much.
+        """
         max_bytes = self._require(api).spec.networking.max_stored_size
         with self._workloads.limit.submission(api, max_bytes) as admit:
             admit(len(workload.body) + ENTRY_BYTES)
-            await self._workloads.add(api, workload)
+            return await self._workloads.add(api, workload, key)
 
     async def get(self, api: str, name: uuid.UUID, wait_s: float) -> WorkloadView | None:
         """Return a workload; wait up to `wait_s` for its completion. Raises: NotFoundError for an unknown API."""
