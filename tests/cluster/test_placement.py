@@ -6,8 +6,10 @@ from cortex.cluster.placement import (
     Amounts,
     ClusterResources,
     NodeResources,
+    Occupant,
     Resources,
     choose_group,
+    choose_node,
     fits,
     unschedulable_reason,
 )
@@ -84,3 +86,49 @@ def test_the_first_group_in_which_a_request_fits_is_chosen(wanted: Resources, gr
 
 def test_the_first_group_is_chosen_while_the_cluster_is_unknown() -> None:
     assert choose_group(Resources(1, node_groups=("gpu", "cheap")), None) == "gpu"
+
+
+def node(host: str, cpu: float = 4, gpu: int = 0, zone: str = "", *groups: str) -> NodeResources:
+    return NodeResources(host, cpu, 8 * GIB, gpu, frozenset(groups), zone)
+
+
+def same(host: str, cpu: float = 1, gpu: int = 0) -> Occupant:
+    return Occupant(host, Resources(cpu, gpu=gpu), is_same_api=True, is_same_revision=True)
+
+
+def older(host: str) -> Occupant:
+    return Occupant(host, Resources(1), is_same_api=True)
+
+
+def other(host: str, cpu: float = 1, gpu: int = 0) -> Occupant:
+    return Occupant(host, Resources(cpu, gpu=gpu))
+
+
+THREE = (node("a"), node("b"), node("c"))
+ZONES = (node("a", zone="east"), node("b", zone="east"), node("c", cpu=2, zone="west"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "occupants", "avoided", "chosen"),
+    [
+        (Resources(1), THREE, [other("a"), other("b", 2)], [], "c"),
+        (Resources(1), THREE, [same("a"), other("b", 3), other("c", 2)], [], "c"),
+        (Resources(1), THREE, [same("a"), other("b", 4), other("c", 4)], [], "a"),
+        (Resources(1), THREE, [older("a"), older("b"), same("c")], [], "a"),
+        (Resources(1), THREE, [same("a"), older("b"), other("c", 3)], [], "c"),
+        (Resources(1), THREE, [same("a")], ["b", "c"], "a"),
+        (Resources(1), THREE, [same("a"), same("b")], ["c"], "a"),
+        (Resources(1), ZONES, [same("a")], [], "c"),
+        (Resources(1), ZONES, [same("a"), same("c")], [], "b"),
+        (Resources(3), THREE, [other("a", 2), other("b", 2), other("c", 2)], [], ""),
+        (Resources(1, gpu=1), (node("a", gpu=4), node("b", gpu=4)), [other("b", gpu=1)], [], "b"),
+        (Resources(1, gpu=1), (node("a", gpu=4), node("b", gpu=4)), [same("b", gpu=1)], [], "a"),
+        (Resources(1), (node("a", 8, 2), node("b", 4)), [], [], "b"),
+        (Resources(1, node_groups=("fast",)), (node("a"), node("b", 4, 0, "", "fast")), [same("b")], [], "b"),
+        (Resources(1), (), [], [], ""),
+    ],
+)
+def test_the_best_node_for_a_replica(
+    wanted: Resources, nodes: tuple[NodeResources, ...], occupants: list[Occupant], avoided: list[str], chosen: str
+) -> None:
+    assert choose_node(wanted, cluster(*nodes), occupants, avoided) == chosen

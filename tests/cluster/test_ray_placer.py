@@ -139,6 +139,21 @@ def test_resources_are_reserved_until_they_are_removed(it: Running, runner: asyn
     runner.run(test())
 
 
+def test_a_preferred_node_is_used_while_it_has_room(it: Running, runner: asyncio.Runner) -> None:
+    async def test() -> None:
+        resources = it.placer.resources()
+        assert resources is not None
+        node_id = next(node_id for node_id, node in resources.nodes.items() if node.cpu == CORES)
+        found = []
+        for number in range(CORES + 1):
+            await it.placer.place(f"near-{number}", Resources(1), preferred=node_id)
+            found.append(await it.state(f"near-{number}", "placed"))
+        used = [placement.node.node_id == node_id for placement in found if placement.node is not None]
+        assert used == [True] * CORES + [False]
+
+    runner.run(test())
+
+
 def test_a_request_that_does_not_fit_is_pending_with_a_reason(it: Running, runner: asyncio.Runner) -> None:
     async def test() -> None:
         for number in range(3):

@@ -20,7 +20,7 @@ from cortex.cluster.known_nodes import KnownNodes
 from cortex.cluster.metrics_mirror import REFRESH_S, MetricsMirror
 from cortex.cluster.node.relay import OperatorPort
 from cortex.cluster.node_client import LeaderAddress, NodeClient
-from cortex.cluster.placement import AGENT_PREFIX, NodeAddress, Placement, Placer
+from cortex.cluster.placement import AGENT_PREFIX, NodeAddress, Placement, Placer, choose_node
 from cortex.cluster.remote_replica import (
     UNREACHABLE_S,
     RemoteReplica,
@@ -153,7 +153,7 @@ class ClusterEngine:
     async def start(self, spec: ReplicaSpec) -> None:
         """Request a place for a replica; its status reports the progress."""
         self._replicas[spec.id] = RemoteReplica(spec, first_status(spec, 0))
-        await self._placer.place(spec.id, self._replicas[spec.id].wanted)
+        await self._place(self._replicas[spec.id])
         self._on_placements()
 
     async def stop(self, replica_id: str, drain_s: float) -> None:
@@ -268,6 +268,15 @@ class ClusterEngine:
 
     # Placements.
 
+    async def _place(self, replica: RemoteReplica) -> None:
+        cluster, node_id = self._placer.resources(), ""
+        if cluster is not None:
+            occupants = [each.as_occupant(replica) for each in self._replicas.values() if each is not replica]
+            away = [host for host, node in self._nodes.items() if not node.is_up]
+            node_id = choose_node(replica.wanted, cluster, occupants, away)
+        replica.preferred_host = cluster.nodes[node_id].host if cluster is not None and node_id else ""
+        await self._placer.place(replica.spec.id, replica.wanted, preferred=node_id)
+
     def _on_placements(self) -> None:
         placements = self._placer.placements()
         for address in newest_addresses(placements.values()):
@@ -328,7 +337,7 @@ class ClusterEngine:
         for name, replica in list(self._replicas.items()):
             placement = placements.get(name)
             if replica.node is None and replica.is_due(self._clock()):
-                await self._placer.place(name, replica.wanted)
+                await self._place(replica)
             elif replica.node is None and placement is not None and placement.state == "pending":
                 reason = replica.problem or waiting_reason(replica, placement, self._placer)
                 if reason != replica.status.lack:
@@ -336,7 +345,7 @@ class ClusterEngine:
                     self._on_change()
             elif replica.node is None and placement is None and replica.retry_at is None:
                 if self._placer.is_available:
-                    await self._placer.place(name, replica.wanted)
+                    await self._place(replica)
             elif replica.node is not None and not replica.node.is_up:
                 await self._place_elsewhere(replica, placement)
             elif replica.unreserved_since is not None and replica.stop_drain_s is None:

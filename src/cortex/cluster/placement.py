@@ -5,8 +5,9 @@ Plain data, pure functions and the `Placer` interface. Independent of Ray.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from cortex.errors import format_size
@@ -61,6 +62,17 @@ class NodeResources:
     memory_bytes: int
     gpu: int
     node_groups: frozenset[str] = frozenset()
+    zone: str = ""  #: failure domain
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A replica on a node, or requested there, as the next replica of some API sees it."""
+
+    host: str
+    resources: Resources
+    is_same_api: bool = False
+    is_same_revision: bool = False  #: of the same API
 
 
 @dataclass(frozen=True)
@@ -96,8 +108,8 @@ class Placer(Protocol):
     async def shutdown(self) -> None:
         """Stop without releasing any reservation."""
 
-    async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
-        """Request resources on any node, or on the node `node_id` only.
+    async def place(self, name: str, resources: Resources, node_id: str = "", preferred: str = "") -> None:
+        """Request resources on the node `node_id` only, or on any node: `preferred` if it has them free.
 
         Does nothing if the name is pending or placed. Requests a lost name again.
         """
@@ -167,6 +179,39 @@ def choose_group(wanted: Resources, cluster: ClusterResources | None) -> str | N
         if any(group in node.node_groups and fits(wanted, node) for node in nodes):
             return group
     return wanted.node_groups[0]
+
+
+def choose_node(
+    wanted: Resources, cluster: ClusterResources, occupants: Collection[Occupant], avoided: Collection[str] = ()
+) -> str:
+    """Return the id of the best node for one more replica; "" if none seems to have room.
+
+    Hosts in `avoided` come last. Then the replicas of a revision are spread, first over zones, then over nodes, and so
+    are those of its API. Among equal nodes, replicas with GPUs are packed, others get the one with the most free cores.
+    """
+    group = choose_group(wanted, cluster)
+    zones = {node.host: node.zone or node.host for node in cluster.nodes.values()}
+    on_node = Counter(each.host for each in occupants if each.is_same_revision)
+    in_zone = Counter(zones.get(each.host) for each in occupants if each.is_same_revision)
+    of_api = Counter(each.host for each in occupants if each.is_same_api)
+    found = []
+    for node_id, node in cluster.nodes.items():
+        free = _free(node, occupants)
+        if fits(wanted, free) and (group is None or group in node.node_groups):
+            room = (free.gpu,) if wanted.gpu else (node.gpu, -free.cpu)
+            same = (in_zone[zones[node.host]], on_node[node.host], of_api[node.host])
+            found.append(((node.host in avoided, *same, *room, node_id), node_id))
+    return min(found)[1] if found else ""
+
+
+def _free(node: NodeResources, occupants: Collection[Occupant]) -> NodeResources:
+    held = [each.resources for each in occupants if each.host == node.host]
+    return replace(
+        node,
+        cpu=node.cpu - sum(each.cpu for each in held),
+        memory_bytes=node.memory_bytes - sum(each.memory_bytes for each in held),
+        gpu=node.gpu - sum(each.gpu for each in held),
+    )
 
 
 def _largest(wanted: Resources, nodes: list[NodeResources]) -> Resources:

@@ -57,6 +57,8 @@ _AGENT_PAUSE_S = 0.5
 #: A dying agent closes its sockets one after the other and may accept connections for this long.
 _AGENT_DYING_S = 3.0
 _TOKEN_TIMEOUT_S = 3.0
+#: Ray's label for the failure domain of a node: `ray start --labels`.
+_ZONE_LABEL = "ray.io/availability-zone"
 #: Read-only calls that Ray's head and its client server answer only with a valid token.
 _HEAD_CALL, _CLIENT_SERVER_CALL = "/ray.rpc.NodeInfoGcsService/CheckAlive", "/ray.rpc.RayletDriver/ClusterInfo"
 #: The node in Ray's messages about workers.
@@ -229,6 +231,10 @@ class RayBridge:
             options["memory"] = command["memory_bytes"]
         if not command["gpu"]:
             options["scheduling_strategy"] = "SPREAD"  # so that a lost node takes few replicas; GPUs are packed
+        if command["preferred"]:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                command["preferred"], soft=True, _spill_on_unavailable=True
+            )
         if command["node_id"]:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(command["node_id"], soft=False)
         try:
@@ -350,7 +356,8 @@ def _resources() -> Json:
         if node["Alive"]:
             amounts = node["Resources"]
             groups = [name for name in amounts if not _is_builtin(name)]
-            nodes[node["NodeID"]] = {**_amounts(amounts), "host": node["NodeManagerAddress"], "node_groups": groups}
+            where = {"host": node["NodeManagerAddress"], "zone": node.get("Labels", {}).get(_ZONE_LABEL, "")}
+            nodes[node["NodeID"]] = {**_amounts(amounts), **where, "node_groups": groups}
     return {
         "total": _amounts(_untyped.cluster_resources()),
         "free": _amounts(_untyped.available_resources()),

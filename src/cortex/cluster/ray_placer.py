@@ -54,6 +54,7 @@ class _Request:
 
     resources: Resources
     node_id: str
+    preferred: str = ""
     is_confirmed: bool = False  #: Ray has created its actor
 
 
@@ -128,13 +129,13 @@ class RayPlacer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
-        """Request resources on any node, or on the node `node_id` only."""
+    async def place(self, name: str, resources: Resources, node_id: str = "", preferred: str = "") -> None:
+        """Request resources on the node `node_id` only, or on any node: `preferred` if it has them free."""
         known = self._placements.get(name)
         if known is not None and known.state != "lost":
             return
         self._removed.discard(name)
-        self._wanted[name] = _Request(resources, node_id)
+        self._wanted[name] = _Request(resources, node_id, preferred)
         self._placements[name] = Placement(name, "pending", None, time.monotonic())
         self._send_place(name)
         self._on_change()
@@ -309,7 +310,8 @@ class RayPlacer:
         del resources["node_groups"]
         group = choose_group(wanted.resources, self._resources)
         if self._is_connected:
-            self._send({"do": "place", "name": name, "group": group, "node_id": wanted.node_id, **resources})
+            nodes = {"node_id": wanted.node_id, "preferred": wanted.preferred}
+            self._send({"do": "place", "name": name, "group": group, **nodes, **resources})
 
     def _send(self, command: Json) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():

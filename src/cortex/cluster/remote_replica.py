@@ -28,7 +28,15 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from cortex.cluster.node_client import SILENCE_S, NodeClient
-from cortex.cluster.placement import NodeAddress, Placement, Placer, Resources, seems_free, unschedulable_reason
+from cortex.cluster.placement import (
+    NodeAddress,
+    Occupant,
+    Placement,
+    Placer,
+    Resources,
+    seems_free,
+    unschedulable_reason,
+)
 from cortex.engine.devices import Inventory
 from cortex.home import Home
 from cortex.models.spec import HOME_PATH
@@ -56,6 +64,7 @@ class RemoteReplica:
     spec: ReplicaSpec  #: with the paths of the operator's home
     status: ReplicaStatus
     node: NodeClient | None = None  #: None until it is placed
+    preferred_host: str = ""  #: of the last request for a place
     stop_drain_s: float | None = None  #: set once a stop was requested
     unreserved_since: float | None = None  #: when it lost its reservation while it runs
     is_leaving: bool = False  #: it has been without a reservation for too long
@@ -85,12 +94,24 @@ class RemoteReplica:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take a newer status."""
-        self.status = replace(status, is_leaving=self.is_leaving)
+        is_unreserved = self.unreserved_since is not None
+        self.status = replace(status, is_leaving=self.is_leaving, is_unreserved=is_unreserved)
 
     @property
     def wanted(self) -> Resources:
         """Resources that it requests of its node."""
         return Resources(self.spec.cpu, self.spec.mem_bytes, self.spec.gpu, self.spec.node_groups)
+
+    @property
+    def host(self) -> str:
+        """Node on which it takes resources, or is expected to; "" if neither is known."""
+        return self.node.address.host if self.node is not None else self.preferred_host
+
+    def as_occupant(self, other: RemoteReplica) -> Occupant:
+        """Return this replica as `other`, which needs a place, sees it. Replicas that will end are not of its API."""
+        spec, counts = other.spec, self.stop_drain_s is None and not self.is_leaving
+        is_same_api = counts and (spec.api, spec.is_job_worker) == (self.spec.api, self.spec.is_job_worker)
+        return Occupant(self.host, self.wanted, is_same_api, is_same_api and spec.revision == self.spec.revision)
 
 
 def waiting_reason(replica: RemoteReplica, placement: Placement, placer: Placer) -> str:

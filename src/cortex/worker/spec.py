@@ -257,6 +257,7 @@ class ReplicaStatus:
     lack: str = ""  #: resources that the cluster lacks; unless empty, no process of the replica runs
     node: str = ""  #: address of its node in a cluster
     is_leaving: bool = False  #: its reservation is lost: it serves until its replacement does
+    is_unreserved: bool = False  #: its reservation is lost, and requested again
     signature: str = ""  #: `ApiSignature` as JSON; "": not known yet, or too long
 
     @property

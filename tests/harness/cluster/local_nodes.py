@@ -102,9 +102,9 @@ class StaticPlacer:
 
     async def shutdown(self) -> None: ...
 
-    async def place(self, name: str, resources: Resources, node_id: str = "") -> None:
+    async def place(self, name: str, resources: Resources, node_id: str = "", preferred: str = "") -> None:
         self.wanted[name] = resources
-        self._look(name, node_id)
+        self._look(name, node_id, preferred)
 
     async def remove(self, name: str) -> None:
         self.wanted.pop(name, None)
@@ -131,14 +131,14 @@ class StaticPlacer:
         held = [self.wanted[name].cpu for name, placement in self.found.items() if placement.node == node]
         return self.cores - sum(held)
 
-    def _look(self, name: str, node_id: str = "") -> None:
+    def _look(self, name: str, node_id: str = "", preferred: str = "") -> None:
         self.found.pop(name, None)
         fitting = [
             node
             for node in self.nodes
             if self._free(node) >= self.wanted[name].cpu and (not node_id or node.node_id == node_id)
         ]
-        best = max(fitting, key=self._free, default=None)
+        best = max(fitting, key=lambda node: (node.node_id == preferred, self._free(node)), default=None)
         self.found[name] = Placement(name, "placed" if best else "pending", best, time.monotonic())
         self.on_change()
 

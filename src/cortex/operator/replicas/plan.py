@@ -24,6 +24,7 @@ A revision on its way to traffic:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -250,10 +251,14 @@ class _ApiPlan:
             self._retire(replica, self.new)
 
     def _retire_surplus(self) -> None:
-        # Keep ready replicas first, then the oldest: those that serve callers stay.
-        ranked = sorted(self.new, key=lambda replica: (not replica.is_ready, replica.is_stuck, *_age(replica)))
+        # Replicas with a reservation stay, but not at the cost of ready ones; then those that serve callers.
+        ranked = _spread(self.new, lambda r: (r.is_stuck, r.status.is_unreserved, not r.is_ready))
+        ready = sum(replica.is_ready for replica in ranked[: self.wanted])
         for replica in ranked[self.wanted :]:
-            self._retire(replica, self.new)
+            if replica.is_ready and ready < self.wanted:
+                ready += 1
+            else:
+                self._retire(replica, self.new)
 
     def _retire_old(self) -> None:
         served = self.record.serving.hash if self.record.serving else None
@@ -261,9 +266,7 @@ class _ApiPlan:
             if replica.spec.revision != served and not replica.has_served:
                 self._retire(replica, self.old)  # superseded by a newer deploy before it served
         keep = max(0, self._floor() - self._counted(self._new_ready()))
-        ranked = sorted(
-            self.old, key=lambda replica: (not replica.is_ready, replica.spec.revision != served, *_age(replica))
-        )
+        ranked = _spread(self.old, lambda r: (not r.is_ready, r.spec.revision != served))
         if self.canary_percent is None:
             keep = min(keep, len(ranked) - self._retired_for_devices(ranked))
         for replica in ranked[keep:]:
@@ -388,6 +391,16 @@ def _share(value: str, of: int, rounded: Callable[[float], int]) -> int:
     if value.endswith("%"):
         return rounded(int(value[:-1]) * of / 100)
     return int(value)
+
+
+def _spread(replicas: Sequence[Replica], rank: Callable[[Replica], tuple[bool, ...]]) -> list[Replica]:
+    """Sort by rank. The first of equal rank, any number of them, are spread over the nodes; the oldest come first."""
+    on_node: Counter[str] = Counter()
+    place: dict[str, int] = {}
+    for replica in sorted(replicas, key=lambda replica: (*rank(replica), *_age(replica))):
+        place[replica.spec.id] = on_node[replica.status.node]
+        on_node[replica.status.node] += 1
+    return sorted(replicas, key=lambda replica: (*rank(replica), place[replica.spec.id], *_age(replica)))
 
 
 def _age(replica: Replica) -> tuple[float, str]:
