@@ -80,9 +80,9 @@ class Scene:
         self.store = JobStore(self._databases[1], self._clock)
         dispatcher = Dispatcher(self.store, asyncio.Event(), self._clock)
         logger, log, token = Logger("test"), JobLog(self.home).line, "token-of-{}".format
-        workers = JobWorkers(self.engine, self.store, dispatcher, token, log, logger, self._clock)
+        self.workers = JobWorkers(self.engine, self.store, dispatcher, token, log, logger, self._clock)
         self.reconciler = JobReconciler(
-            self.home, self.apis, self.store, workers, self.preparations, {}, logger, self._clock
+            self.home, self.apis, self.store, self.workers, self.preparations, {}, logger, self._clock
         )
         self.service = JobService(self.apis, self.store, self.reconciler, {}, lambda api: api.networking.endpoint)
 
@@ -372,3 +372,20 @@ async def test_callers_of_the_endpoint_store_a_limited_size(home: Home, tmp_path
             with pytest.raises(CortexError, match="items.json"):
                 await made.service.submit("sum", unwritable)
         await made.service.submit("sum", Submission(items, JobOptions(1)))
+
+
+async def test_a_batch_of_a_worker_that_its_cluster_stopped_counts_no_failed_attempt(home: Home) -> None:
+    async with scene(home) as made:
+        job = await made.submit(1, max_attempts=1)
+        worker = await made.worker()
+        assert (await made.exchange(worker, job)).lease is not None
+        await made.engine.stop(worker, 0)  # not requested by the reconciler: its node lost the reservation
+        await made.workers.note_deaths()
+        made.engine.end(worker)
+        await until(lambda: made.engine.ids() not in ([], [worker]))
+        made.engine.make_ready(other := made.engine.ids()[-1])
+        again = (await made.exchange(other, job, wait_s=PATIENCE_S)).lease
+        assert again is not None
+        await made.exchange(other, job, Report(again.token, 0), batches=0)
+        await made.complete(other, job)
+        assert (await made.over(job)).status is JobStatus.SUCCEEDED

@@ -128,6 +128,8 @@ class JobWorkers:
         """Release the batches of every process that died since the last call."""
         running = self._running()
         for name, (spec, status) in running.items():
+            if self._is_leaving(name, status):
+                self._leaving.add(name)  # perhaps the engine stops it, because its node lost the reservation
             handled = self._handled.setdefault(name, set())
             for death in status.processes[0].deaths:
                 if (death.pid, death.at) not in handled:
