@@ -1,7 +1,8 @@
 """Client of one node agent, at the operator: follows the state of the node and sends commands.
 
-A client reconnects for as long as it runs. A node that is silent for `SILENCE_S` is lost; a node that refuses
-connections has `AGENT_RESTART_S`, because its replicas run on while its agent restarts.
+A client reconnects for as long as it runs. A node that is silent for `SILENCE_S`, or longer if its heartbeats were late
+before, is lost; a node that refuses connections has `AGENT_RESTART_S`, because its replicas run on while its agent
+restarts.
 
 Ids and addresses from a node are validated before they get into paths and routes.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import math
 import os
 import re
 import socket
@@ -47,7 +49,12 @@ SILENCE_S = 3.0
 AGENT_RESTART_S = 20.0
 _BACKOFF = Backoff(0.1, 1.0)
 #: Silence is measured in several waits, so that a pause of this process consumes one of them at most.
-_SILENCE_WAITS = 3
+_WAIT_S = 1.0
+#: On a busy machine heartbeats are late: a node may be silent for this multiple of the longest recent silence.
+_TOLERATED_DELAY = 2.5
+MAX_SILENCE_S = 15.0
+#: How much of a recent silence counts a second later.
+_DECAY = 0.95
 #: Ids become names of folders.
 _REPLICA_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,127}")
 _UPLOAD_TIMEOUT_S = 600.0
@@ -78,6 +85,33 @@ class NodeReplica:
     is_reserved: bool
 
 
+class Silence:
+    """Silence of a node, and how much of it means that the node is lost."""
+
+    def __init__(self, now: float) -> None:
+        self._heard_at = now
+        self._longest_s = 0.0  #: of recent silences; older ones count less
+
+    def reset(self, now: float) -> None:
+        """Start anew when the node is back: the time that it was away is no late heartbeat."""
+        self._heard_at, self._longest_s = now, 0.0
+
+    def hear(self, now: float) -> None:
+        """Record a message."""
+        passed_s = now - self._heard_at
+        self._longest_s = max(passed_s, self._longest_s * _DECAY**passed_s)
+        self._heard_at = now
+
+    def duration_s(self, now: float) -> float:
+        """Return the seconds since the last message."""
+        return now - self._heard_at
+
+    @property
+    def limit_s(self) -> float:
+        """A longer silence means that the node is lost."""
+        return min(max(SILENCE_S, _TOLERATED_DELAY * self._longest_s), MAX_SILENCE_S)
+
+
 class NodeClient:
     """Client of one node. `startup`, then `shutdown`."""
 
@@ -104,7 +138,7 @@ class NodeClient:
         self._logger = logger
         self._refusal: str | None = None  #: the reason of the last "refused" event
         self._renewed = ""  #: version of the agent that was ordered to restart
-        self._heard_at = time.monotonic()
+        self._silence = Silence(time.monotonic())
         self._connection: PeerConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: dict[str, asyncio.Task[None]] = {}
@@ -130,7 +164,7 @@ class NodeClient:
     @property
     def silent_s(self) -> float:
         """Seconds since the last message of the node."""
-        return time.monotonic() - self._heard_at
+        return self._silence.duration_s(time.monotonic())
 
     # Commands. They are lost while the node is away; the caller compares and repeats them once it is up.
 
@@ -263,7 +297,7 @@ class NodeClient:
         is_complete = False
         while True:
             try:
-                message = await _receive(connection)
+                message = await _receive(connection, self._silence.limit_s)
             except TimeoutError:
                 self._lose_if_silent("it sends no heartbeats", SILENCE_S)
                 return is_complete
@@ -273,7 +307,7 @@ class NodeClient:
             if message is None:
                 return is_complete
             if is_complete:
-                self._heard_at = time.monotonic()
+                self._silence.hear(time.monotonic())
             name = str(message.get("id", ""))
             match message.get("event"):
                 case "node":
@@ -291,7 +325,7 @@ class NodeClient:
                     for unseen in [other for other in self.replicas if other not in seen]:
                         del self.replicas[unseen]  # they ended while the node was away
                     is_complete = self.is_up = True
-                    self._heard_at = time.monotonic()
+                    self._silence.reset(time.monotonic())
                     self._observer.node_is_up(self)
                 case "cores":
                     self.cores = {str(api): float(cores) for api, cores in message["cores"].items()}
@@ -335,7 +369,7 @@ class NodeClient:
             self._observer.replica_changed(self, name)
 
     def _lose_if_silent(self, reason: str, patience_s: float) -> None:
-        if self.is_up and time.monotonic() - self._heard_at >= patience_s:
+        if self.is_up and self.silent_s >= max(patience_s, self._silence.limit_s):
             self.is_up = False
             self._observer.node_is_lost(self, reason)
 
@@ -411,11 +445,11 @@ def _listens(process: Identity, path: Path) -> bool:
     return Identity.of(peer.pid).is_same(process)
 
 
-async def _receive(connection: PeerConnection) -> Json | None:
-    """Return the next message. Raises: PeerError; TimeoutError after `SILENCE_S` without a message."""
-    for _ in range(_SILENCE_WAITS):
+async def _receive(connection: PeerConnection, limit_s: float) -> Json | None:
+    """Return the next message. Raises: PeerError; TimeoutError after `limit_s` without a message."""
+    for _ in range(math.ceil(limit_s / _WAIT_S)):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_S / _SILENCE_WAITS):
+            async with asyncio.timeout(_WAIT_S):
                 return await connection.receive()
     raise TimeoutError
 
