@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cortex import __version__
 from cortex.dev.api_process import environment_of_processes
 from cortex.engine.local import KILL_AFTER_S, SPEC_FILE, LocalEngine, replica_environ
 from cortex.errors import EngineError
@@ -112,7 +113,12 @@ async def test_replicas_outlive_their_engine_and_are_adopted_with_the_same_pids(
         await until(lambda: is_ready(engine, spec))
         before = status(engine, spec)
     async with engine_of(home) as engine:
-        assert engine.replicas()[spec.id] == (spec, before)
+        running = replace(spec, version=__version__, environment=sys.prefix)
+        assert engine.replicas()[spec.id] == (running, before)
+        assert before is not None
+        assert {(shown["version"], shown["environment"]) for shown in before.describe_processes()} == {
+            (__version__, sys.prefix)
+        }
 
 
 async def test_a_running_replica_whose_spec_can_not_be_read_is_ended(home: Home, tmp_path: Path) -> None:

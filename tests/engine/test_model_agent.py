@@ -5,12 +5,14 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from cortex import __version__
 from cortex.engine import model_agent
 from cortex.engine.model_agent import ModelAgent
 from cortex.errors import EngineError
@@ -68,7 +70,7 @@ async def test_a_later_operator_adopts_the_running_agent(home: Home) -> None:
         assert pid is not None and not has_ended(pid)
         later = ModelAgent(home, os.environ, Logger("test"))
         await later.startup(lambda: True)
-        assert later.pid == pid
+        assert later.describe() == {"pid": pid, "version": __version__, "environment": sys.prefix}
         (home.run_dir / "model-agent.json").unlink()
         latest = ModelAgent(home, os.environ, Logger("test"))
         await latest.startup(lambda: True)

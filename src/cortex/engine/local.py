@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from cortex import __version__
 from cortex.engine.devices import DEVICE_DIR, Inventory, assign, find_devices
 from cortex.engine.log_writer import SUPERVISOR, LogWriter
 from cortex.engine.zygotes import Zygotes
@@ -151,6 +153,7 @@ class LocalEngine:
         # No await from here until the replica is added: another start must not take the same devices.
         holders = [*self._running.values(), *self._ending.values()]
         spec = assign(spec, devices, [running.spec for running in holders])
+        spec = replace(spec, version=__version__, environment=sys.prefix)
         running = _Running(spec, first_status(spec, 0), Daemon(Path(spec.run_dir) / IDENTITY_FILE))
         self._running[spec.id] = running
         try:
@@ -356,7 +359,8 @@ def first_status(spec: ReplicaSpec, pid: int) -> ReplicaStatus:
     """Return the status of a replica that has not reported one yet."""
     sockets = [""] * len(spec.sockets) if spec.listen_host else spec.sockets
     processes = tuple(ProcessStatus(index, socket, ProcessState.STARTING) for index, socket in enumerate(sockets))
-    return ReplicaStatus(spec.id, spec.api, spec.revision, pid, time.time(), processes)
+    status = ReplicaStatus(spec.id, spec.api, spec.revision, pid, time.time(), processes)
+    return replace(status, version=spec.version, environment=spec.environment)
 
 
 def _write_log(spec: ReplicaSpec, lines: Iterable[str]) -> None:

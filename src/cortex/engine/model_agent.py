@@ -16,7 +16,11 @@ import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+from cortex import __version__
 from cortex.engine.local import replica_environ
 from cortex.errors import EngineError
 from cortex.home import Home, write_private
@@ -46,6 +50,7 @@ class ModelAgent:
     def __init__(self, home: Home, environ: Mapping[str, str], logger: Logger) -> None:
         self._home = home
         self._command = [sys.executable, "-P", "-m", "cortex.models.agent.agent", str(home.path)]
+        self._command += [__version__, sys.prefix]
         # Fewer malloc arenas: the memory of a listing or a download returns to the system.
         self._environ = {"MALLOC_ARENA_MAX": "2", **replica_environ(environ)}
         self._logger = logger
@@ -63,6 +68,16 @@ class ModelAgent:
     def pid(self) -> int | None:
         """The agent's process id while it runs."""
         return self._daemon.pid if self._daemon.is_alive() else None
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return the agent's process, and the version and environment of its cortex as its command line states them."""
+        if (pid := self.pid) is None:
+            return None
+        words: list[str] = []
+        with contextlib.suppress(psutil.Error):
+            words = psutil.Process(pid).cmdline()[len(self._command) - 2 :]
+        version, environment = words if len(words) == 2 else ("", "")  # noqa: PLR2004 - older versions state nothing
+        return {"pid": pid, "version": version, "environment": environment}
 
     async def startup(self, needed: Callable[[], bool], apis: Callable[[], Collection[str]] | None = None) -> None:
         """Adopt a running agent. Start one if `needed`, which is called again at any time, returns True.

@@ -431,6 +431,8 @@ class Supervisor:
             slots=min(worker.call_slots for worker in self._workers),
             models=self._rollout.status if self._rollout else None,
             signature=next((worker.signature for worker in self._workers if worker.signature), ""),
+            version=self._spec.version,
+            environment=self._spec.environment,
         )
 
     def _process_status(self, worker: ProcessSlot) -> ProcessStatus:

@@ -122,6 +122,8 @@ class ReplicaSpec(RequestLimits):
     record_to: str = field(default="", metadata=HOME_PATH)  #: folder or URL
     pin_processes: bool = False  #: each process runs only on processors of its own
     working_copies: str = ""  #: strategy of `worker.working_copy`; "": the supervisor chooses it
+    version: str = ""  #: of the cortex that runs the replica, set by the engine; "": from before it was stated
+    environment: str = ""  #: prefix of the Python environment with that cortex, which a project's is a layer on
 
     @property
     def is_job_worker(self) -> bool:
@@ -259,6 +261,8 @@ class ReplicaStatus:
     is_leaving: bool = False  #: its reservation is lost: it serves until its replacement does
     is_unreserved: bool = False  #: its reservation is lost, and requested again
     signature: str = ""  #: `ApiSignature` as JSON; "": not known yet, or too long
+    version: str = ""  #: as in the spec
+    environment: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -286,6 +290,8 @@ class ReplicaStatus:
                 "state": process.state.value,
                 "revision": self.revision,
                 "supervisor_pid": self.supervisor_pid,
+                "version": self.version,
+                "environment": self.environment,
                 "restarts": process.restarts + process.aborted_starts,
                 "last_death": asdict(process.death) if process.death else None,
             }

@@ -416,7 +416,7 @@ class ClientConnection(asyncio.Protocol):
 
 def main() -> None:
     """Run the agent of the home in the first argument."""
-    home = Home(Path(sys.argv[1]))  # node agents of earlier versions add `--node`
+    home = Home(Path(sys.argv[1]))  # the other arguments state the version; node agents of earlier ones add `--node`
     home.create()
     configure(home.logs_dir / "models.log")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -187,7 +187,7 @@ def operator_routes(services: Services) -> APIRouter:
 
 
 def _status(services: Services) -> Json:
-    identity, cluster, model_agent_pid = services.identity, services.infrastructure.cluster, services.model_agent.pid
+    identity, cluster = services.identity, services.infrastructure.cluster
     replicas = sorted(
         (status for _, status in services.infrastructure.engine.replicas().values()), key=lambda status: status.id
     )
@@ -205,7 +205,7 @@ def _status(services: Services) -> Json:
         },
         "gateways": cluster.fleet.describe() if cluster else [],
         "cluster": cluster and {"problem": cluster.placer.reason, "nodes": _nodes_up(services)},
-        "models": {"pid": model_agent_pid} if model_agent_pid else None,
+        "models": services.model_agent.describe(),
         "replicas": [process for status in replicas for process in status.describe_processes()],
     }
 

@@ -21,7 +21,6 @@ from cortex.cli import rollout
 from cortex.cli.session import Session
 from cortex.cli.tables.canary import is_tried
 from cortex.cli.upgrade_plan import UpgradeFacts, manager_of, problem, steps
-from cortex.cli.upgraded_processes import environment_of, own_environments, runs_this_version
 from cortex.client.cleanup import stop_operator
 from cortex.client.environments import LOCAL
 from cortex.client.held_connections import HeldConnections
@@ -95,12 +94,8 @@ def _facts(session: Session, old: OperatorIdentity, installation: Installation) 
     apis = [] if is_standby else session.client(LOCAL).list_apis()
     is_replaced = old.version == __version__ and old.command[:1] == [sys.executable]
     serving = [replica for replica in status.get("replicas", ()) if replica["state"] not in ("stopping", "stopped")]
-    replaceable = {
-        replica["api"]
-        for replica in serving
-        if not is_replaced or replica["node"] or not runs_this_version(replica["supervisor_pid"])
-    }
-    models: Json = status.get("models") or {}
+    replaceable = {replica["api"] for replica in serving if not (is_replaced and _runs_this_version(replica))}
+    models = status.get("models")
     return UpgradeFacts(
         old=old.version or "(unknown)",
         new=__version__,
@@ -117,8 +112,14 @@ def _facts(session: Session, old: OperatorIdentity, installation: Installation) 
             if api["spec"]["name"] in replaceable
             and sum(api["status"]["replica_counts"][age]["ready"] for age in ("updated", "stale"))
         ],
-        has_model_agent=bool(models) and not (is_replaced and runs_this_version(models["pid"])),
+        has_model_agent=models is not None and not (is_replaced and _runs_this_version(models)),
     )
+
+
+def _runs_this_version(process: Json) -> bool:
+    """Return whether a process runs the cortex of this command; those of older versions report nothing."""
+    is_here = process.get("node") or process.get("environment") == sys.prefix  # nodes have environments of their own
+    return bool(is_here) and process.get("version") == __version__
 
 
 def _databases(home: Home) -> tuple[Path, Path]:
@@ -266,8 +267,8 @@ def _report_rest(session: Session, facts: UpgradeFacts) -> None:
     for replica in status["replicas"]:
         # Old replicas of the APIs that were replaced may still finish requests.
         if replica["api"] not in facts.apis and not replica["node"]:
-            environment = environment_of(replica["supervisor_pid"])
-            if environment is not None and environment not in own_environments():
+            environment = replica.get("environment") or "an environment of an earlier version"
+            if environment != sys.prefix:
                 needed[environment].add(replica["api"])
     for environment, apis in sorted(needed.items()):
         session.console.note(
