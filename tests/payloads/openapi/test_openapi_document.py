@@ -395,7 +395,7 @@ def test_the_result_of_an_async_api_is_that_of_its_workloads() -> None:
     }
     send = of(document, "/iris")["responses"]
     assert "200" not in send and send["202"]["headers"].keys() >= {"Location", "Retry-After"}
-    assert send["422"]["content"].keys() == {"application/json"}
+    assert "422" not in send  # a payload that the class refuses fails its workload
     older = of(api_document(api(method(), kind=ApiKind.ASYNC, is_of_older_file=True)), "/iris")["responses"]
     assert older["400"]["content"].keys() >= {"text/plain"} and "200" in older
     assert send["415"]["content"].keys() == {"application/json"} and "Accept-Encoding" in send["415"]["headers"]

@@ -224,9 +224,6 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
     is_older = api.is_of_older_file
     accepted, place = ("200", ()) if is_older else ("202", ("Location", "Retry-After"))
     errors = _TEXT_CONTENT if is_older else json_content("ErrorResponse")
-    invalid = {}
-    if payload.is_typed and not is_older:
-        invalid["422"] = response("The body does not match its schema", json_content("ValidationErrorResponse"))
     workload = {
         "type": "object",
         "required": ["id", "status"],
@@ -256,7 +253,6 @@ def workload_paths(api: DocumentedApi, method: MethodSignature, schemas: SchemaC
         "responses": {
             accepted: response("The workload is stored", json_content("AcceptedWorkload"), *place),
             **of_operator(api, errors, has_body=True, not_found=""),
-            **invalid,
         },
     }
     get = {
