@@ -29,7 +29,7 @@ NOT_PATHS = {
             "on_disconnect",
         ),
         *("node_groups", "app", "command", "endpoint", "protobuf_path", "config", "env", "api_spec", "working_copies"),
-        "record_redact",
+        *("record_redact", "version", "environment"),
     },
     "Setup": {"model_packages", "project_hash", "pip", "conda", "shell", "env", "model"},
     "ModelSource": {"layout", "signature_key"},

@@ -317,7 +317,7 @@ async def test_the_jobs_socket_is_listened_at_again_once_nobody_does(
 
 async def test_requests_that_outlast_the_stop_of_the_jobs_server_are_answered(tmp_path: Path) -> None:
     workloads, jobs = MemoryWorkloads(), MemoryJobs()
-    routes = AsyncRoutes(workloads, Logger("test")), JobRoutes(jobs, Logger("test"))
+    routes = AsyncRoutes(workloads, workloads.check_body, Logger("test")), JobRoutes(jobs, Logger("test"))
     name, path = uuid.uuid4(), tmp_path / "jobs"
     workloads.views[name] = WorkloadView(name, 1, WorkloadStatus.IN_PROGRESS, 1.0, None, b"")
     workloads.may_end.clear()
