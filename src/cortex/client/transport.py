@@ -461,9 +461,11 @@ def _diagnostic(data: dict[str, Any]) -> Diagnostic:
 
 
 def _classes(base: type[CortexError]) -> Iterator[type[CortexError]]:
+    """Return a class of `cortex.errors` and those that extend it; other modules' need more than a message."""
     yield base
     for kind in base.__subclasses__():
-        yield from _classes(kind)
+        if kind.__module__ == base.__module__:
+            yield from _classes(kind)
 
 
 def _by_status(status: int) -> type[CortexError]:

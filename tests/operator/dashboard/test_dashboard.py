@@ -319,7 +319,7 @@ def test_a_workload_that_waits_shows_the_age_of_its_queue(operator: RunningOpera
     operator.deploy(asynchronous, BROKEN_HANDLER.replace("handle_post", "handle_async"))
     operator.wait("later")
     status, sent = operator.predict({}, "/later")
-    assert status == 200
+    assert status == 202
     assert re.search(r"oldest <time [^>]+>\d+ \w+ ago</time>", admin.get("/dashboard/").text)
     page = admin.get("/dashboard/workloads/later").text
     assert sent["id"] in page
